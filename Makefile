@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+# The commands of this project. `make help` lists them.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+ATP_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/atp
+export ATP_CACHE
+
+.PHONY: help setup prereqs venv native softswitch transport proto demo clean-demo test test-unit test-cluster lint format \
+	bench-quick images cluster-up cluster-down lock clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+
+prereqs: ## Say what this machine lacks, all at once, and install what Debian packages can give
+	@$(PYTHON) hack/atp-cluster prereqs --install
+
+setup: prereqs venv native ## Prepare .venv and the native builds
+
+venv: $(VENV)/.ready
+
+# One lock for the workspace: every shipped package is installed editable, without looking up anything again.
+$(VENV)/.ready: requirements-dev.txt proto/pyproject.toml operator/pyproject.toml switch-agent/pyproject.toml \
+		softswitch/pyproject.toml sidecar/pyproject.toml client/pyproject.toml
+	@echo "preparing $(VENV)"
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip -q
+	@$(PY) -m pip install -q --require-hashes -r requirements-dev.txt
+	@$(PY) -m pip install -q --no-deps --no-build-isolation -e proto -e operator -e switch-agent -e softswitch -e sidecar -e client
+	@touch $@
+
+native: softswitch transport
+
+softswitch: ## Build the switch core: BPF objects, library and relay
+	@$(MAKE) -s -C softswitch all
+
+transport: venv ## Build the transport and install it in .venv
+	@$(PY) hack/transport_wheel.py --install
+
+proto: venv ## Generate wire constants and gRPC stubs
+	@$(PY) proto/generate.py
+	@proto/generate-grpc $(PY)
+
+demo: prereqs ## Train a real model through in-network aggregation on this machine
+	@$(MAKE) -s venv native
+	@PYTHONPATH=hack $(PY) -m demo run
+
+clean-demo: ## Remove the demo, the local cluster and its caches
+	@PYTHONPATH=hack $(PYTHON) -m demo clean
+
+cluster-up: ## Start the local cluster only
+	@$(PYTHON) hack/atp-cluster build && $(PYTHON) hack/atp-cluster up
+
+cluster-down: ## Stop the local cluster
+	@$(PYTHON) hack/atp-cluster down
+
+test: setup lint test-unit test-cluster ## Every check and test
+
+test-unit: ## Unit, property, conformance and integration tests, in Rust and Python
+	@cd native && cargo test --quiet --release
+	@$(PY) -m pytest -q -m "not cluster" tests
+
+test-cluster: ## The whole path on the real cluster
+	@PYTHONPATH=hack $(PY) -m pytest -q -m cluster tests/e2e
+
+lint: venv ## ruff, mypy, clippy, clang-format, stale generated files
+	@PY=$(PY) hack/lint.sh
+
+format: venv ## Format everything
+	@$(PY) -m ruff check -q --fix . ; $(PY) -m ruff format -q .
+	@cd native && cargo fmt
+	@$(MAKE) -s -C softswitch format
+
+bench-quick: ## Figures as JSON lines, in under three minutes
+	@$(PY) bench/quick.py
+
+lock: ## Lock the Python requirements again, with hashes
+	@$(PY) hack/lock.py
+
+clean: ## Remove what was built in this checkout
+	@rm -rf build native/target softswitch/build $(VENV)
