@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wheels and container images made from this checkout.
+
+Each image is built from a staged context that holds only what it copies, so that the image cache (keyed by the
+context's contents) sees a change where there is one and none where there is none.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from localcluster import images
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+STAGE = ROOT / "build" / "images"
+WHEELS = ROOT / "build" / "wheels"
+
+
+@dataclass(frozen=True)
+class Images:
+    """References of the images of one demo."""
+
+    control_plane: str
+    sidecar: str
+    digits: str
+
+    def all(self) -> list[str]:
+        return [self.control_plane, self.sidecar, self.digits]
+
+
+def build_wheel(folder: str, into: Path) -> None:
+    """Build the wheel of the package in ``folder`` (reproducible: hatchling writes fixed times)."""
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(into)]
+    subprocess.run([*command, str(ROOT / folder)], check=True)
+
+
+def stage(name: str) -> Path:
+    """Return an empty context folder for image ``name``."""
+    folder = STAGE / name
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "wheels").mkdir(parents=True)
+    return folder
+
+
+def control_plane() -> str:
+    context = stage("control-plane")
+    shutil.copy(ROOT / "hack/images/control-plane.txt", context / "requirements.txt")
+    for folder in ("proto", "operator", "switch-agent", "softswitch"):
+        build_wheel(folder, context / "wheels")
+    (context / "lib").mkdir()
+    for path in sorted((ROOT / "softswitch/build").rglob("*")):
+        if path.suffix == ".o" and path.name.startswith("atp_") or path.name == "libatp_switch.so":
+            shutil.copy(path, context / "lib" / path.name)
+    args = {"BASE": images.ensure("base", None, None, {})}
+    return images.ensure("control-plane", ROOT / "hack/images/control-plane.Containerfile", context, args)
+
+
+def sidecar() -> str:
+    context = stage("sidecar")
+    shutil.copy(ROOT / "hack/images/sidecar.txt", context / "requirements.txt")
+    build_wheel("sidecar", context / "wheels")
+    for wheel in WHEELS.glob("atp_transport-*.whl"):
+        shutil.copy(wheel, context / "wheels")
+    args = {"BASE": images.ensure("base", None, None, {})}
+    return images.ensure("sidecar", ROOT / "sidecar/Containerfile", context, args)
+
+
+def digits() -> str:
+    context = stage("digits")
+    build_wheel("client", context / "wheels")
+    shutil.copy(ROOT / "examples/digits/train.py", context / "train.py")
+    args = {"BASE": images.ensure("torch", None, None, {})}
+    return images.ensure("digits", ROOT / "examples/digits/Containerfile", context, args)
+
+
+def build_all() -> Images:
+    return Images(control_plane(), sidecar(), digits())

@@ -1,0 +1,3 @@
+module atp.dev/hack/pause
+
+go 1.24

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of hack/atp-cluster."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import binaries, cluster, images, prereqs, processes, versions
+from .errors import ClusterError
+from .paths import Paths, current
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="atp-cluster", description="A one-node Kubernetes cluster on this machine.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    command = commands.add_parser("prereqs", help="name everything that is missing on this machine")
+    command.add_argument("--install", action="store_true", help="install the missing Debian packages")
+    commands.add_parser("build", help="build the cluster's binaries (about ten minutes, once)")
+    commands.add_parser("up", help="start or repair the cluster and wait until it works")
+    command = commands.add_parser("down", help="stop the cluster and put the host back as it was")
+    command.add_argument("--purge", action="store_true", help="remove its state too (images, objects, logs)")
+    commands.add_parser("status", help="what runs; exit code 1 if something does not")
+    commands.add_parser("kubeconfig", help="print the path of the admin's kubeconfig")
+    commands.add_parser("bin", help="print the folder of the binaries (kubectl, helm, etcdctl ...)")
+    command = commands.add_parser("logs", help="print the log of a process")
+    command.add_argument("name", choices=cluster.ALL)
+    command.add_argument("-f", "--follow", action="store_true")
+    for name in ("kubectl", "helm", "ctr"):
+        command = commands.add_parser(name, help=f"run {name} on this cluster", add_help=False, prefix_chars="\0")
+        command.add_argument("args", nargs="*")
+    _image_parser(commands.add_parser("image", help="build, load and save container images"))
+    return top
+
+
+def _image_parser(image: argparse.ArgumentParser) -> None:
+    actions = image.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, text in (
+        ("build", "build an image unless it exists, and print its reference"),
+        ("load", "build it if needed, import it into the cluster, and print its reference"),
+        ("save", "build it if needed and write it to a file (docker archive)"),
+    ):
+        action = actions.add_parser(name, help=text)
+        action.add_argument("name", help="base, torch, or a name of your own with --file")
+        if name == "save":
+            action.add_argument("archive", type=Path)
+        action.add_argument("--file", type=Path, help="the Containerfile (default hack/images/NAME.Containerfile)")
+        action.add_argument("--context", type=Path, help="folder with the files it copies (default: none)")
+        action.add_argument("--build-arg", action="append", default=[], metavar="KEY=VALUE")
+    actions.add_parser("list", help="list the images built here")
+    actions.add_parser("prune", help="remove built images except the newest of each name")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    paths = current()
+    try:
+        return _run(args, paths)
+    except ClusterError as error:
+        print(f"atp-cluster: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(args: argparse.Namespace, paths: Paths) -> int:
+    match args.command:
+        case "prereqs":
+            missing = prereqs.find_missing()
+            if args.install:
+                missing = prereqs.install(missing)
+            print(prereqs.report(missing, root=os.getuid() == 0))
+            return 1 if missing else 0
+        case "build":
+            print(binaries.build(paths))
+        case "up":
+            cluster.up(paths)
+        case "down":
+            cluster.down(paths, purge=args.purge)
+        case "status":
+            text, well = cluster.status(paths)
+            print(text)
+            return 0 if well else 1
+        case "kubeconfig":
+            print(paths.kubeconfig)
+        case "bin":
+            print(versions.bin_dir(paths))
+        case "logs":
+            follow = ["-F"] if args.follow else []
+            _exec(["tail", "-n", "200" if args.follow else "+1", *follow, str(processes.log_path(paths, args.name))])
+        case "kubectl" | "helm":
+            os.environ["KUBECONFIG"] = str(paths.kubeconfig)
+            _exec([str(cluster.tool(paths, args.command)), *args.args])
+        case "ctr":
+            _exec(["ctr", "--address", str(paths.containerd_socket), "--namespace", "k8s.io", *args.args])
+        case "image":
+            _image(args, paths)
+    return 0
+
+
+def _image(args: argparse.Namespace, paths: Paths) -> None:
+    if args.action == "list":
+        print(images.listing(paths))
+        return
+    if args.action == "prune":
+        images.prune(paths)
+        return
+    build_args = dict(item.partition("=")[::2] for item in args.build_arg)
+    reference = images.ensure(args.name, args.file, args.context, build_args, paths=paths)
+    if args.action == "load":
+        images.load(reference, paths=paths)
+    elif args.action == "save":
+        images.save(reference, args.archive, paths=paths)
+    print(reference)
+
+
+def _exec(argv: list[str]) -> None:
+    sys.stdout.flush()
+    try:
+        os.execvp(argv[0], argv)
+    except FileNotFoundError:
+        raise ClusterError(f"{argv[0]} does not exist; run `hack/atp-cluster prereqs`") from None
