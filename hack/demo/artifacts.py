@@ -42,21 +42,30 @@ def stage(name: str) -> Path:
     """Return an empty context folder for image ``name``."""
     folder = STAGE / name
     shutil.rmtree(folder, ignore_errors=True)
-    (folder / "wheels").mkdir(parents=True)
+    folder.mkdir(parents=True)
     return folder
 
 
+def ensure(name: str, containerfile: Path, context: Path, build_args: dict[str, str] | None = None) -> str:
+    """Build image ``name`` from everything in the staged ``context``, which git ignores."""
+    include = sorted(path.name for path in context.iterdir())
+    return images.ensure(name, containerfile, context, build_args, include=include)
+
+
 def control_plane() -> str:
+    requirements = stage("control-plane-requirements")
+    shutil.copy(ROOT / "hack/images/control-plane.txt", requirements / "requirements.txt")
+    recipe = ROOT / "hack/images/control-plane-requirements.Containerfile"
+    base = ensure("control-plane-requirements", recipe, requirements)
     context = stage("control-plane")
-    shutil.copy(ROOT / "hack/images/control-plane.txt", context / "requirements.txt")
     for folder in ("proto", "operator", "switch-agent", "softswitch"):
         build_wheel(folder, context / "wheels")
     (context / "lib").mkdir()
     for path in sorted((ROOT / "softswitch/build").rglob("*")):
-        if path.suffix == ".o" and path.name.startswith("atp_") or path.name == "libatp_switch.so":
+        if path.name == "libatp_switch.so" or (path.suffix == ".o" and path.name.startswith(("atp_tc", "atp_xdp"))):
             shutil.copy(path, context / "lib" / path.name)
-    args = {"BASE": images.ensure("base", None, None, {})}
-    return images.ensure("control-plane", ROOT / "hack/images/control-plane.Containerfile", context, args)
+    recipe = ROOT / "hack/images/control-plane.Containerfile"
+    return ensure("control-plane", recipe, context, {"REQUIREMENTS": base})
 
 
 def sidecar() -> str:
@@ -65,16 +74,14 @@ def sidecar() -> str:
     build_wheel("sidecar", context / "wheels")
     for wheel in WHEELS.glob("atp_transport-*.whl"):
         shutil.copy(wheel, context / "wheels")
-    args = {"BASE": images.ensure("base", None, None, {})}
-    return images.ensure("sidecar", ROOT / "sidecar/Containerfile", context, args)
+    return ensure("sidecar", ROOT / "sidecar/Containerfile", context)
 
 
 def digits() -> str:
     context = stage("digits")
     build_wheel("client", context / "wheels")
     shutil.copy(ROOT / "examples/digits/train.py", context / "train.py")
-    args = {"BASE": images.ensure("torch", None, None, {})}
-    return images.ensure("digits", ROOT / "examples/digits/Containerfile", context, args)
+    return ensure("digits", ROOT / "examples/digits/Containerfile", context, {"BASE": images.ensure("torch")})
 
 
 def build_all() -> Images:

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``make demo``, step by step. Every step is idempotent: what is there already is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from localcluster import binaries, cluster, images, paths, versions
+
+from . import artifacts
+from .kube import CommandFailed, Kube, connect
+from .metrics import JobMetrics
+from .report import Result
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SYSTEM = "atp-system"
+NAMESPACE = "atp-demo"
+JOB = "digits"
+METRICS_PORT = 9095
+PATIENCE_SECONDS = 300.0
+"""How long a step on the cluster may stand still before the demo gives up and says what it saw."""
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+@dataclass
+class Training:
+    """JSON lines that a training script printed."""
+
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    result: dict[str, Any] | None = None
+
+    @classmethod
+    def read(cls, log: str) -> Training:
+        out = cls()
+        for line in log.splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict) and "accuracy" in event:
+                out.result = event
+            elif isinstance(event, dict) and "epoch" in event and "loss" in event:
+                out.epochs.append(event)
+        return out
+
+
+def prepare_cluster() -> Kube:
+    """Return the cluster to use: the user's own with ATP_KUBECONTEXT, otherwise the local one, running."""
+    here = paths.current()
+    context = os.environ.get("ATP_KUBECONTEXT", "")
+    if context:
+        say(f"using your cluster: context {context}")
+    else:
+        binaries.build(here)
+        cluster.up(here)
+    return connect(versions.bin_dir(here), here.kubeconfig, context)
+
+
+def prepare_images() -> artifacts.Images:
+    """Build the images and bring them to the cluster: imported into the local one, pushed for the user's own."""
+    made = artifacts.build_all()
+    if not os.environ.get("ATP_KUBECONTEXT"):
+        for reference in made.all():
+            images.load(reference)
+        return made
+    registry = os.environ.get("ATP_IMAGE_REGISTRY", "").rstrip("/")
+    if not registry:
+        say("ATP_IMAGE_REGISTRY is not set: the nodes of your cluster must already hold these images:")
+        for reference in made.all():
+            say(f"  {reference}")
+        return made
+    pushed = [images.push(reference, registry) for reference in made.all()]
+    return artifacts.Images(*pushed)
+
+
+def install(kube: Kube, made: artifacts.Images) -> None:
+    repository, _, tag = made.control_plane.rpartition(":")
+    sidecar_repository, _, sidecar_tag = made.sidecar.rpartition(":")
+    settings = {
+        "images.controlPlane.repository": repository,
+        "images.controlPlane.tag": tag,
+        "images.sidecar.repository": sidecar_repository,
+        "images.sidecar.tag": sidecar_tag,
+    }
+    sets = [item for key, value in settings.items() for item in ("--set-string", f"{key}={value}")]
+    say("helm upgrade --install atp charts/atp")
+    kube.charts(
+        "upgrade", "--install", "atp", str(ROOT / "charts/atp"), "-n", SYSTEM, "--create-namespace", "--wait",
+        "--timeout", "4m", *sets, timeout=260,
+    )  # fmt: skip
+
+
+def wait_for_switches(kube: Kube) -> None:
+    """Wait until every software switch is known and ready, so that the job is planned on it."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        items = json.loads(kube.ctl("get", "atpswitches", "-o", "json"))["items"]
+        if items and all(condition_true(item, "Ready") for item in items):
+            say(kube.ctl("get", "atpswitches").rstrip())
+            return
+        time.sleep(0.5)
+    say("no ATPSwitch became ready in 60 s; the job will run all the same, in mode HostOnly:")
+    say(kube.ctl("get", "atpswitches").rstrip())
+
+
+def condition_true(item: dict[str, Any], kind: str) -> bool:
+    conditions = item.get("status", {}).get("conditions", [])
+    return any(c["type"] == kind and c["status"] == "True" for c in conditions)
+
+
+def apply_example(kube: Kube, name: str, image: str) -> None:
+    manifest = (ROOT / "examples/digits" / name).read_text().replace("localhost/atp/digits:dev", image)
+    say(f"kubectl apply -f examples/digits/{name}")
+    kube.ctl("apply", "-n", NAMESPACE, "-f", "-", stdin=manifest)
+
+
+def progress_line(job: dict[str, Any], training: Training, metrics: JobMetrics) -> str:
+    status = job.get("status", {})
+    workers = job["spec"]["workers"]["replicas"]
+    line = f"{status.get('phase', 'Pending'):<10} mode {status.get('mode', '-'):<8}"
+    line += f" workers {status.get('workers', {}).get('ready', 0)}/{workers}"
+    if training.epochs:
+        last = training.epochs[-1]
+        line += f"  epoch {last['epoch']:>3}  loss {last['loss']:.4f}"
+    aggregated = metrics.total("atp_aggregated_packets_total", "-ps-")
+    host = metrics.total("atp_host_summed_packets_total", "-ps-")
+    if aggregated or host:
+        line += f"  packets summed in the switch {aggregated:>8,}, by the parameter server {host:,}"
+    if not training.epochs:
+        for condition in status.get("conditions", []):
+            if condition["status"] == "False" and condition.get("message"):
+                line += f"  ({condition.get('reason', '')}: {condition['message']})"
+                break
+    return line
+
+
+def follow_job(kube: Kube) -> tuple[dict[str, Any], Training, JobMetrics]:
+    """Show the job's progress until it ends; return its last state, the rank 0 log and the metrics.
+
+    Raises:
+        CommandFailed: it failed, or stood still for PATIENCE_SECONDS.
+    """
+    metrics, shown, moved = JobMetrics(), "", time.monotonic()
+    training, job = Training(), {}
+    while True:
+        job = kube.get("atpjob", JOB, NAMESPACE) or job
+        for pod in kube.list("pods", NAMESPACE, f"atp.dev/job={JOB}"):
+            name = pod["metadata"]["name"]
+            if pod.get("status", {}).get("phase") == "Running":
+                metrics.update(name, kube.pod_http(name, NAMESPACE, METRICS_PORT, "/metrics"))
+        log = kube.logs(f"{JOB}-worker-0", NAMESPACE, "trainer")
+        if log:
+            training = Training.read(log)
+        line = progress_line(job, training, metrics)
+        if line != shown:
+            say(f"  {line}")
+            shown, moved = line, time.monotonic()
+        phase = job.get("status", {}).get("phase")
+        if phase == "Succeeded":
+            return job, training, metrics
+        if phase == "Failed" or time.monotonic() - moved > PATIENCE_SECONDS:
+            raise CommandFailed(f"the job is {phase}; what it says:\n{explain(kube)}\n{log[-3000:]}")
+        time.sleep(0.5)
+
+
+def explain(kube: Kube) -> str:
+    return kube.ctl("describe", "atpjob", JOB, "-n", NAMESPACE) + kube.ctl("get", "pods", "-n", NAMESPACE, "-o", "wide")
+
+
+def train_over_gloo(kube: Kube, image: str) -> Training:
+    """Run the same training over gloo as a plain Job; return what it printed."""
+    apply_example(kube, "gloo.yaml", image)
+    try:
+        kube.ctl("wait", "-n", NAMESPACE, "--for=condition=complete", "job/digits-gloo", "--timeout=240s", timeout=250)
+    except CommandFailed as error:
+        tail = kube.ctl("logs", "-n", NAMESPACE, "job/digits-gloo", "--tail=30")
+        raise CommandFailed(f"the comparison over gloo did not finish: {error}\n{tail}") from None
+    return Training.read(kube.ctl("logs", "-n", NAMESPACE, "job/digits-gloo", "--tail=-1"))
+
+
+def demo() -> None:
+    """Run it all and write build/demo/result.json."""
+    started = time.monotonic()
+    kube = prepare_cluster()
+    made = prepare_images()
+    install(kube, made)
+    wait_for_switches(kube)
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    kube.ctl("apply", "-f", "-", stdin=json.dumps(namespace))
+    for kind, name in (("atpjob", JOB), ("job", "digits-gloo")):
+        kube.ctl("delete", kind, name, "-n", NAMESPACE, "--ignore-not-found", "--wait", timeout=120)
+    apply_example(kube, "atpjob.yaml", made.digits)
+    job, training, metrics = follow_job(kube)
+    if training.result is None:
+        raise CommandFailed("the job succeeded, but worker 0 printed no result; its log:\n" + explain(kube))
+    say(kube.ctl("get", "atpjob", JOB, "-n", NAMESPACE).rstrip())
+    gloo = train_over_gloo(kube, made.digits)
+    if gloo.result is None:
+        raise CommandFailed("the comparison over gloo printed no result")
+    result = Result(
+        accuracy=training.result["accuracy"],
+        gloo_accuracy=gloo.result["accuracy"],
+        error_over_bound=training.result["error_over_bound"],
+        aggregated_share=metrics.aggregated_share(),
+        mode=job["status"].get("mode", "HostOnly"),
+        collisions=metrics.total("atp_collisions_total", "-ps-"),
+        retransmits=metrics.total("atp_retransmits_total", "-worker-"),
+        ecn_marks=metrics.total("atp_ecn_marks_total", "-worker-"),
+        seconds=round(time.monotonic() - started, 1),
+    )
+    result.write(ROOT / "build/demo/result.json")
+    say("")
+    say(result.table())
+    say(f"\nall of it took {result.seconds:.0f} s; the figures are in build/demo/result.json")
+    sys.stdout.flush()
