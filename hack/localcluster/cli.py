@@ -9,9 +9,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import binaries, cluster, images, prereqs, processes, versions
+from . import binaries, cluster, images, prereqs, processes, runtime, versions
 from .errors import ClusterError
 from .paths import Paths, current
+
+PASSED_ON = ("kubectl", "helm", "ctr")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -29,9 +31,8 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser("logs", help="print the log of a process")
     command.add_argument("name", choices=cluster.ALL)
     command.add_argument("-f", "--follow", action="store_true")
-    for name in ("kubectl", "helm", "ctr"):
-        command = commands.add_parser(name, help=f"run {name} on this cluster", add_help=False, prefix_chars="\0")
-        command.add_argument("args", nargs="*")
+    for name in PASSED_ON:
+        commands.add_parser(name, help=f"run {name} on this cluster", add_help=False)
     _image_parser(commands.add_parser("image", help="build, load and save container images"))
     return top
 
@@ -55,10 +56,12 @@ def _image_parser(image: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
     paths = current()
     try:
-        return _run(args, paths)
+        if words and words[0] in PASSED_ON:  # argparse would swallow their "--"
+            return _pass_on(words[0], words[1:], paths)
+        return _run(parser().parse_args(words), paths)
     except ClusterError as error:
         print(f"atp-cluster: {error}", file=sys.stderr)
         return 1
@@ -91,13 +94,16 @@ def _run(args: argparse.Namespace, paths: Paths) -> int:
         case "logs":
             follow = ["-F"] if args.follow else []
             _exec(["tail", "-n", "200" if args.follow else "+1", *follow, str(processes.log_path(paths, args.name))])
-        case "kubectl" | "helm":
-            os.environ["KUBECONFIG"] = str(paths.kubeconfig)
-            _exec([str(cluster.tool(paths, args.command)), *args.args])
-        case "ctr":
-            _exec(["ctr", "--address", str(paths.containerd_socket), "--namespace", "k8s.io", *args.args])
         case "image":
             _image(args, paths)
+    return 0
+
+
+def _pass_on(name: str, words: list[str], paths: Paths) -> int:
+    if name == "ctr":
+        _exec(runtime.ctr_argv(paths, *words))
+    os.environ["KUBECONFIG"] = str(paths.kubeconfig)
+    _exec([str(cluster.tool(paths, name)), *words])
     return 0
 
 

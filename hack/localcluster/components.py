@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import settings as s
+from .errors import write_if_changed
 from .paths import Paths
 from .processes import Spec
 
@@ -150,7 +151,7 @@ def proxy_config(paths: Paths) -> dict[str, Any]:
         "clientConnection": {"kubeconfig": f"{paths.config}/kube-proxy.kubeconfig"},
         "healthzBindAddress": f"127.0.0.1:{s.PROXY_HEALTH_PORT}",
         "metricsBindAddress": f"127.0.0.1:{s.PROXY_METRICS_PORT}",
-        "nodePortAddresses": ["127.0.0.0/8", s.POD_CIDR],
+        "nodePortAddresses": [s.POD_CIDR],
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
         "oomScoreAdj": 0,
     }
@@ -192,6 +193,7 @@ def kubelet_config(paths: Paths, resolv_conf: str) -> dict[str, Any]:
         "podLogsDir": f"{paths.state}/pod-logs",
         "volumePluginDir": f"{paths.state}/kubelet/volume-plugins",
         "oomScoreAdj": 0,
+        "makeIPTablesUtilChains": False,  # leaves chains behind, and nothing here uses iptables
         "maxPods": 110,
         # Images come from this machine and cannot be pulled again: never collect them, evict late.
         "imageGCHighThresholdPercent": 100,
@@ -228,5 +230,5 @@ def kubelet(paths: Paths, binaries: Path) -> Spec:
 def write_configs(paths: Paths, resolv_conf: str) -> None:
     """Writes the configuration files; unchanged settings give unchanged files, so nothing restarts."""
     paths.config.mkdir(parents=True, exist_ok=True)
-    (paths.config / "kube-proxy.json").write_text(json.dumps(proxy_config(paths), indent=1))
-    (paths.config / "kubelet.json").write_text(json.dumps(kubelet_config(paths, resolv_conf), indent=1))
+    write_if_changed(paths.config / "kube-proxy.json", json.dumps(proxy_config(paths), indent=1))
+    write_if_changed(paths.config / "kubelet.json", json.dumps(kubelet_config(paths, resolv_conf), indent=1))

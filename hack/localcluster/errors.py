@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one exception that the command line turns into a message instead of a traceback."""
+"""The exception that the command line turns into a message instead of a traceback, and small file helpers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from pathlib import Path
 
 class ClusterError(Exception):
     """Something the user can act on; the message says what to do."""
+
+
+def write_if_changed(path: Path, text: str) -> None:
+    """Writes a configuration file unless it already says that: kube-proxy ends when its file is touched."""
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
 
 
 def tail(path: Path, lines: int = 15) -> str:

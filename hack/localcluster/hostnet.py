@@ -115,7 +115,7 @@ def ensure_network() -> None:
 
 def _open_forward_chain() -> None:
     # Docker sets the FORWARD policy to DROP; an accept in our own table could not override that.
-    policy = run("iptables", "-w", "-S", "FORWARD", check=False)
+    policy = _forward_chain()
     if "-P FORWARD DROP" not in policy:
         return
     for match in (("-i", BRIDGE), ("-o", BRIDGE)):
@@ -124,8 +124,14 @@ def _open_forward_chain() -> None:
             run("iptables", "-w", "-I", "FORWARD", *rule)
 
 
+def _forward_chain() -> str:
+    # Asking iptables creates its tables, so it is only asked when somebody uses it already.
+    in_use = "table ip filter" in run("nft", "list", "tables", check=False).splitlines()
+    return run("iptables", "-w", "-S", "FORWARD", check=False) if in_use else ""
+
+
 def ensure_mounts() -> None:
-    """A BPF file system for pods that pin programs, and mount propagation for the kubelet's volumes."""
+    """A BPF file system, for pods that pin programs."""
     if not _is_mounted("/sys/fs/bpf"):
         run("mount", "-t", "bpf", "bpf", "/sys/fs/bpf")
 
@@ -159,7 +165,7 @@ def remove_network() -> None:
             run("nft", "delete", "table", family, name)
     for match in (("-i", BRIDGE), ("-o", BRIDGE)):
         rule = (*match, "-m", "comment", "--comment", NFT_TABLE, "-j", "ACCEPT")
-        if f"-A FORWARD {' '.join(match)} " in run("iptables", "-w", "-S", "FORWARD", check=False):
+        if f"-A FORWARD {' '.join(match)} " in _forward_chain():
             run("iptables", "-w", "-D", "FORWARD", *rule)
 
 
@@ -189,6 +195,11 @@ def unmount_below(folder: Path) -> None:
             run("umount", "--lazy", target, check=False)
 
 
+def _pinned() -> list[Path]:
+    # maps.debug and progs.debug are there in every BPF file system.
+    return [p for p in Path("/sys/fs/bpf").iterdir() if not p.name.endswith(".debug")]
+
+
 def restore(paths: Paths) -> None:
     """Puts back the kernel settings, and removes folders and mounts that were not there before `up`."""
     if not paths.host_before.exists():
@@ -206,6 +217,6 @@ def restore(paths: Paths) -> None:
         for link in logs.iterdir():
             if link.is_symlink() and str(link.readlink()).startswith(f"{paths.state}/"):
                 link.unlink()
-    if not before["bpffs"] and _is_mounted("/sys/fs/bpf") and not any(Path("/sys/fs/bpf").iterdir()):
+    if not before["bpffs"] and _is_mounted("/sys/fs/bpf") and not _pinned():
         run("umount", "/sys/fs/bpf", check=False)
     paths.host_before.unlink()

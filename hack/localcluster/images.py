@@ -70,9 +70,10 @@ def ensure(
     files = context_files(context_dir, include) if context_dir else []
     key = input_key(text, arguments, context_dir, files)
     reference = f"{PREFIX}/{name}:{key}"
-    with _storage_lock(paths):
-        if not exists(reference, paths=paths):
-            _build(paths, reference, text, arguments, context_dir, files)
+    if not exists(reference, paths=paths):
+        with _build_lock(paths, name):
+            if not exists(reference, paths=paths):
+                _build(paths, reference, text, arguments, context_dir, files)
     return reference
 
 
@@ -149,9 +150,11 @@ def _buildah(paths: Paths, *args: str, show: bool = False) -> str:
 
 
 @contextlib.contextmanager
-def _storage_lock(paths: Paths) -> Iterator[None]:
-    paths.images.mkdir(parents=True, exist_ok=True)
-    with (paths.images / ".lock").open("w") as lock:
+def _build_lock(paths: Paths, name: str) -> Iterator[None]:
+    # Two callers that want one image build it once; different images build side by side.
+    locks = paths.images / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with (locks / name).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -235,9 +238,10 @@ def _ensure_base(paths: Paths) -> str:
     script = (HACK / "images" / "base.sh").read_text()
     key = hashlib.sha256(f"{_BASE_RECIPE} {RELEASE} {BASE_PACKAGES} {script}".encode()).hexdigest()[:12]
     reference = f"{PREFIX}/base:{key}"
-    with _storage_lock(paths):
-        if not exists(reference, paths=paths):
-            _build_base(paths, reference, script)
+    if not exists(reference, paths=paths):
+        with _build_lock(paths, "base"):
+            if not exists(reference, paths=paths):
+                _build_base(paths, reference, script)
     return reference
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import hostnet, processes
-from .errors import ClusterError
+from .errors import ClusterError, write_if_changed
 from .paths import Paths
 from .processes import Spec
 from .settings import BRIDGE, BRIDGE_IP, CNI_PLUGINS, POD_CIDR, POD_MTU
@@ -59,7 +59,10 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
 
 
 def cni_config(paths: Paths) -> str:
-    """The pod network: veths are ports of one bridge; a pod may reach itself through a Service (hairpin)."""
+    """The pod network: veths are ports of one bridge; a pod may reach itself through a Service (hairpin).
+
+    There is no portmap plugin, so hostPort has no effect: it would listen on all of the host's addresses.
+    """
     bridge = {
         "type": "bridge",
         "bridge": BRIDGE,
@@ -74,8 +77,7 @@ def cni_config(paths: Paths) -> str:
             "routes": [{"dst": "0.0.0.0/0"}],
         },
     }
-    portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
-    return json.dumps({"cniVersion": "0.4.0", "name": "atp-local", "plugins": [bridge, portmap]}, indent=1)
+    return json.dumps({"cniVersion": "0.4.0", "name": "atp-local", "plugins": [bridge]}, indent=1)
 
 
 def spec(paths: Paths) -> Spec:
@@ -85,8 +87,8 @@ def spec(paths: Paths) -> Spec:
 
 def write_config(paths: Paths, pause_image: str) -> None:
     (paths.config / "cni").mkdir(parents=True, exist_ok=True)
-    (paths.config / "cni" / "10-atp.conflist").write_text(cni_config(paths))
-    (paths.config / "containerd.toml").write_text(containerd_config(paths, pause_image))
+    write_if_changed(paths.config / "cni" / "10-atp.conflist", cni_config(paths))
+    write_if_changed(paths.config / "containerd.toml", containerd_config(paths, pause_image))
 
 
 def ctr_argv(paths: Paths, *args: str) -> list[str]:
