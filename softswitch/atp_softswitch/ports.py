@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which interfaces the software switch takes packets from, kept up to date as pods come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from pyroute2 import IPRoute
+
+from .errors import DataplaneError
+
+RTMGRP_LINK = 1
+_RESCAN_SECONDS = 10.0
+_SETTLE_SECONDS = 0.05
+
+log = logging.getLogger("atp_softswitch.ports")
+
+
+@dataclass(frozen=True)
+class Link:
+    """One interface. `foreign_peer`: the other end of this link is in another network namespace."""
+
+    ifindex: int
+    name: str
+    kind: str
+    foreign_peer: bool
+
+
+@dataclass(frozen=True)
+class Selection:
+    """`veth`: the host end of every pod's veth. `names`: interfaces by name."""
+
+    veth: bool
+    names: frozenset[str]
+
+    @classmethod
+    def parse(cls, words: Iterable[str]) -> Selection:
+        """From the words of --attach: `veth`, `none`, or interface names."""
+        words = [word for item in words for word in item.split(",") if word]
+        return cls("veth" in words, frozenset(word for word in words if word not in ("veth", "none")))
+
+    def wanted(self, links: Iterable[Link]) -> dict[int, str]:
+        """ifindex -> name of the interfaces to attach."""
+        return {
+            link.ifindex: link.name
+            for link in links
+            if link.name in self.names or (self.veth and link.kind == "veth" and link.foreign_peer)
+        }
+
+
+def list_links() -> list[Link]:
+    """Interfaces of this network namespace. Blocks for a netlink dump."""
+    with IPRoute() as netlink:
+        return [
+            Link(
+                ifindex=int(message["index"]),
+                name=str(message.get("ifname")),
+                kind=str((message.get("linkinfo") or {}).get("kind") or ""),
+                foreign_peer=message.get("link_netnsid") is not None,
+            )
+            for message in netlink.link("dump")
+        ]
+
+
+class Hook(Protocol):
+    """Attach and detach one interface; both raise DataplaneError."""
+
+    def attach(self, ifindex: int) -> None: ...
+    def detach(self, ifindex: int) -> None: ...
+
+
+class PortKeeper:
+    """Keeps one hook (tc or XDP) attached to exactly the selected interfaces.
+
+    Netlink link messages are a hint to look again; what counts is the dump. A dump also runs every 10 s.
+    """
+
+    def __init__(self, label: str, hook: Hook, selection: Selection) -> None:
+        self.label = label
+        self._hook = hook
+        self._selection = selection
+        self._attached: dict[int, str] = {}
+        self._refused: dict[int, str] = {}
+        self._stopped = False
+
+    @property
+    def attached(self) -> Mapping[int, str]:
+        """ifindex -> name of the attached interfaces."""
+        return self._attached
+
+    @property
+    def missing(self) -> list[str]:
+        """Interfaces selected by name that are not attached."""
+        return sorted(self._selection.names - set(self._attached.values()))
+
+    def reconcile(self, links: Iterable[Link]) -> None:
+        """Attach what is selected and there, forget what is gone."""
+        wanted = self._selection.wanted(links)
+        for ifindex in sorted(set(self._attached) - set(wanted)):
+            name = self._attached.pop(ifindex)
+            self._detach(ifindex, name)
+        for ifindex in sorted(set(self._refused) - set(wanted)):
+            del self._refused[ifindex]
+        for ifindex, name in sorted(wanted.items()):
+            if ifindex in self._attached:
+                continue
+            try:
+                self._hook.attach(ifindex)
+            except DataplaneError as error:
+                gone = error.errno in (errno.ENODEV, errno.ENXIO)
+                if not gone and self._refused.get(ifindex) != str(error):
+                    self._refused[ifindex] = str(error)
+                    log.error(
+                        "cannot attach", extra={"hook": self.label, "interface": name, "reason": str(error)}
+                    )
+                continue
+            self._attached[ifindex] = name
+            self._refused.pop(ifindex, None)
+            log.info("attached", extra={"hook": self.label, "interface": name, "ifindex": ifindex})
+
+    def _detach(self, ifindex: int, name: str) -> None:
+        try:
+            self._hook.detach(ifindex)
+        except DataplaneError as error:
+            # An interface that vanished took its hook with it.
+            log.debug("detach", extra={"hook": self.label, "interface": name, "reason": str(error)})
+        log.info("detached", extra={"hook": self.label, "interface": name, "ifindex": ifindex})
+
+    def close(self) -> None:
+        """Detach from every interface."""
+        self._stopped = True
+        for ifindex, name in list(self._attached.items()):
+            self._detach(ifindex, name)
+        self._attached.clear()
+
+    async def run(self) -> None:
+        """Follow the interfaces until cancelled."""
+        loop = asyncio.get_running_loop()
+        changed = asyncio.Event()
+        events = socket.socket(
+            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, socket.NETLINK_ROUTE
+        )
+        events.bind((0, RTMGRP_LINK))
+
+        def drain() -> None:
+            try:
+                while events.recv(65536):
+                    changed.set()
+            except BlockingIOError:
+                pass
+            except OSError:
+                changed.set()  # messages were lost: look again
+
+        loop.add_reader(events, drain)
+        try:
+            while not self._stopped:
+                changed.clear()
+                self.reconcile(await asyncio.to_thread(list_links))
+                try:
+                    await asyncio.wait_for(changed.wait(), _RESCAN_SECONDS)
+                    await asyncio.sleep(_SETTLE_SECONDS)
+                except TimeoutError:
+                    pass
+        finally:
+            loop.remove_reader(events)
+            events.close()
