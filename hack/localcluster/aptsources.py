@@ -55,18 +55,24 @@ def parse_deb822(text: str) -> list[Source]:
                 key = key.strip().lower()
                 fields[key] = value.strip()
         if "deb" in fields.get("types", "").split() and fields.get("enabled", "yes").lower() != "no":
-            suites, components = tuple(fields.get("suites", "").split()), tuple(fields.get("components", "").split())
+            suites, components = (
+                tuple(fields.get("suites", "").split()),
+                tuple(fields.get("components", "").split()),
+            )
             sources += [Source(uri, suites, components) for uri in fields.get("uris", "").split()]
     return sources
 
 
 def for_release(sources: Sequence[Source], release: str) -> list[Source]:
-    """Keeps the main archive's suites of one release (also -updates and -security); third parties drop out."""
+    """Keeps Debian's own suites of one release (also -updates and -security); third parties drop out."""
     wanted = {release, f"{release}-updates", f"{release}-security"}
     kept = []
     for source in sources:
         suites = tuple(s for s in source.suites if s in wanted)
-        debian = source.uri.rstrip("/").rsplit("/", 1)[-1] in ("debian", "debian-security") or "/debian" in source.uri
+        debian = (
+            source.uri.rstrip("/").rsplit("/", 1)[-1] in ("debian", "debian-security")
+            or "/debian" in source.uri
+        )
         if suites and debian and "main" in source.components:
             kept.append(Source(source.uri, suites, ("main",)))
     return kept
@@ -89,7 +95,8 @@ def host_sources(release: str, etc: Path = Path("/etc/apt")) -> list[Source]:
     kept = for_release(found, release)
     if not kept:
         raise ClusterError(
-            f"apt on this machine has no sources of Debian {release}; set ATP_DEBIAN_MIRROR to the URI of a mirror"
+            f"apt on this machine has no sources of Debian {release}; "
+            "set ATP_DEBIAN_MIRROR to the URI of a mirror"
         )
     return kept
 
@@ -99,7 +106,9 @@ def mirror(sources: Sequence[Source], release: str) -> str:
     for source in sources:
         if release in source.suites:
             return source.uri
-    raise ClusterError(f"apt's sources lack the suite {release} itself; set ATP_DEBIAN_MIRROR to the URI of a mirror")
+    raise ClusterError(
+        f"apt's sources lack the suite {release} itself; set ATP_DEBIAN_MIRROR to the URI of a mirror"
+    )
 
 
 def render(sources: Sequence[Source]) -> str:
@@ -114,5 +123,9 @@ def render(sources: Sequence[Source]) -> str:
 def host_proxy_conf() -> str:
     """apt.conf lines for the proxies that the host's apt is configured to use; empty if none."""
     dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True).stdout
-    lines = [line for line in dump.splitlines() if line.lower().startswith(("acquire::http::proxy", "acquire::https::proxy"))]
+    lines = [
+        line
+        for line in dump.splitlines()
+        if line.lower().startswith(("acquire::http::proxy", "acquire::https::proxy"))
+    ]
     return "".join(f"{line}\n" for line in lines if len(shlex.split(line.rstrip(";"))) == 2)

@@ -16,14 +16,26 @@ from . import versions
 from .errors import ClusterError
 from .paths import HACK, Paths
 
-WORDS_FOR_DISK = "the build needs about 6 GB in Go's build and module caches (see `go env GOCACHE GOMODCACHE`)"
+WORDS_FOR_DISK = (
+    "the build needs about 6 GB in Go's build and module caches (see `go env GOCACHE GOMODCACHE`)"
+)
 
 
 def go_build_argv(binary: versions.Binary, output: Path) -> list[str]:
     """The `go build` command line; run it in hack/go/<module>."""
     ldflags = " ".join(("-s", "-w", *binary.ldflags))
     # -mod=readonly: the committed go.sum decides; a build never changes the pins.
-    return ["go", "build", "-mod=readonly", "-trimpath", "-ldflags", ldflags, "-o", str(output), binary.package]
+    return [
+        "go",
+        "build",
+        "-mod=readonly",
+        "-trimpath",
+        "-ldflags",
+        ldflags,
+        "-o",
+        str(output),
+        binary.package,
+    ]
 
 
 def go_build_env(env: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import binaries, cluster, images, prereqs, processes, runtime, versions
+from . import binaries, cluster, elevate, images, prereqs, processes, runtime, versions
 from .errors import ClusterError
 from .paths import Paths, current
 
@@ -17,7 +17,9 @@ PASSED_ON = ("kubectl", "helm", "ctr")
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="atp-cluster", description="A one-node Kubernetes cluster on this machine.")
+    top = argparse.ArgumentParser(
+        prog="atp-cluster", description="A one-node Kubernetes cluster on this machine."
+    )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     command = commands.add_parser("prereqs", help="name everything that is missing on this machine")
     command.add_argument("--install", action="store_true", help="install the missing Debian packages")
@@ -27,6 +29,8 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--purge", action="store_true", help="remove its state too (images, objects, logs)")
     commands.add_parser("status", help="what runs; exit code 1 if something does not")
     commands.add_parser("kubeconfig", help="print the path of the admin's kubeconfig")
+    command = commands.add_parser("which", help="print the path of a binary (kubectl, helm, etcdctl ...)")
+    command.add_argument("name", choices=[binary.name for binary in versions.BINARIES])
     commands.add_parser("bin", help="print the folder of the binaries (kubectl, helm, etcdctl ...)")
     command = commands.add_parser("logs", help="print the log of a process")
     command.add_argument("name", choices=cluster.ALL)
@@ -43,14 +47,22 @@ def _image_parser(image: argparse.ArgumentParser) -> None:
         ("build", "build an image unless it exists, and print its reference"),
         ("load", "build it if needed, import it into the cluster, and print its reference"),
         ("save", "build it if needed and write it to a file (docker archive)"),
+        ("push", "build it if needed and push it to a registry"),
     ):
         action = actions.add_parser(name, help=text)
-        action.add_argument("name", help="base, torch, or a name of your own with --file")
+        action.add_argument("name", help="base, torch, a name of your own with --file, or a reference")
         if name == "save":
             action.add_argument("archive", type=Path)
-        action.add_argument("--file", type=Path, help="the Containerfile (default hack/images/NAME.Containerfile)")
+        if name == "push":
+            action.add_argument("registry", help="registry and path, as registry.example.com/team")
+        action.add_argument(
+            "--file", type=Path, help="the Containerfile (default hack/images/NAME.Containerfile)"
+        )
         action.add_argument("--context", type=Path, help="folder with the files it copies (default: none)")
         action.add_argument("--build-arg", action="append", default=[], metavar="KEY=VALUE")
+        action.add_argument(
+            "--include", action="append", metavar="PATH", help="take only this part of the context"
+        )
     actions.add_parser("list", help="list the images built here")
     actions.add_parser("prune", help="remove built images except the newest of each name")
 
@@ -89,11 +101,21 @@ def _run(args: argparse.Namespace, paths: Paths) -> int:
             return 0 if well else 1
         case "kubeconfig":
             print(paths.kubeconfig)
+        case "which":
+            print(cluster.tool(paths, args.name))
         case "bin":
             print(versions.bin_dir(paths))
         case "logs":
             follow = ["-F"] if args.follow else []
-            _exec(["tail", "-n", "200" if args.follow else "+1", *follow, str(processes.log_path(paths, args.name))])
+            _exec(
+                [
+                    "tail",
+                    "-n",
+                    "200" if args.follow else "+1",
+                    *follow,
+                    str(processes.log_path(paths, args.name)),
+                ]
+            )
         case "image":
             _image(args, paths)
     return 0
@@ -108,6 +130,9 @@ def _pass_on(name: str, words: list[str], paths: Paths) -> int:
 
 
 def _image(args: argparse.Namespace, paths: Paths) -> None:
+    if elevate.needed():
+        print(elevate.run(sys.argv[1:], paths), end="")
+        return
     if args.action == "list":
         print(images.listing(paths))
         return
@@ -115,11 +140,22 @@ def _image(args: argparse.Namespace, paths: Paths) -> None:
         images.prune(paths)
         return
     build_args = dict(item.partition("=")[::2] for item in args.build_arg)
-    reference = images.ensure(args.name, args.file, args.context, build_args, paths=paths)
+    if args.name.startswith(f"{images.PREFIX}/"):  # built already, and named by its full reference
+        reference = args.name
+        if not images.exists(reference, paths=paths):
+            raise ClusterError(
+                f"there is no image {reference}; `hack/atp-cluster image list` shows what is there"
+            )
+    else:
+        reference = images.ensure(
+            args.name, args.file, args.context, build_args, include=args.include, paths=paths
+        )
     if args.action == "load":
         images.load(reference, paths=paths)
     elif args.action == "save":
         images.save(reference, args.archive, paths=paths)
+    elif args.action == "push":
+        reference = images.push(reference, args.registry, paths=paths)
     print(reference)
 
 

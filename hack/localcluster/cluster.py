@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime
 import fcntl
 import http.client
 import json
@@ -13,19 +14,27 @@ import ssl
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from . import archive, binaries, components, dns, hostnet, pki, prereqs, processes, runtime
+from . import archive, binaries, components, dns, elevate, hostnet, pki, prereqs, processes, runtime, versions
 from . import settings as s
 from .errors import ClusterError
 from .paths import Paths
 
-ALL = ("etcd", "containerd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet")
+ALL = (
+    "etcd",
+    "containerd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kube-proxy",
+    "kubelet",
+)
 
-# uid 65532 is "nonroot" by the convention of distroless images; CoreDNS gets NET_BIND_SERVICE, which
-# only a root user's capabilities survive exec with, so it runs as root without any other capability.
+# CoreDNS listens on port 53: NET_BIND_SERVICE survives exec for root only, so it is root with nothing else.
 _OWN_IMAGES = (("pause", "65535:65535"), ("coredns", "0:0"))
 
 
@@ -36,10 +45,15 @@ def say(message: str) -> None:
 @contextmanager
 def locked(paths: Paths) -> Iterator[None]:
     """One `up` or `down` at a time."""
-    paths.state.mkdir(parents=True, exist_ok=True)
-    with (paths.state.parent / f".{paths.state.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    while True:
+        paths.state.mkdir(parents=True, exist_ok=True)
+        name = paths.state / "lock"
+        with name.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Whoever held it may have purged the folder: then the file we hold is not the one others see.
+            if name.exists() and os.path.samestat(os.fstat(lock.fileno()), name.stat()):
+                yield
+                return
 
 
 def up(paths: Paths) -> None:
@@ -48,13 +62,17 @@ def up(paths: Paths) -> None:
     Raises ClusterError that shows the log of whatever failed.
     """
     if os.environ.get("ATP_KUBECONTEXT"):
-        raise ClusterError("ATP_KUBECONTEXT is set, so that cluster is used and none is started; unset it to start one")
-    _need_root("up")
+        raise ClusterError(
+            "ATP_KUBECONTEXT is set, so that cluster is used and none is started; unset it to start one"
+        )
     needed = [m for m in prereqs.find_missing() if m.apt in _RUNTIME_PACKAGES]
     if needed:
         raise ClusterError(prereqs.report(needed, root=True))
     began = time.monotonic()
     folder = binaries.build(paths)
+    if elevate.needed():
+        elevate.run(["up"], paths)
+        return
     with locked(paths):
         changed = _start(paths, folder)
     word = "is up" if changed else "was up already"
@@ -73,13 +91,9 @@ _RUNTIME_PACKAGES = {
 }
 
 
-def _need_root(command: str) -> None:
-    if os.getuid() != 0:
-        raise ClusterError(f"`{command}` needs root (containers, network): run it with sudo")
-
-
 def _start(paths: Paths, folder: Path) -> bool:
     """The start sequence; True if anything had to be started."""
+    hostnet.check_addresses()
     hostnet.remember(paths)
     hostnet.ensure_network()
     hostnet.ensure_mounts()
@@ -97,8 +111,11 @@ def _start(paths: Paths, folder: Path) -> bool:
         if not runtime.image_exists(paths, reference):
             runtime.import_image(paths, file)
     _wait(paths, "kube-apiserver", lambda: api_get(paths, "/readyz")[0] == 200, 60)
+    kubelet_since = time.time()
     rest = ("kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet")
     started += [name for name in rest if _ensure(paths, folder, name)]
+    if "kubelet" not in started:
+        kubelet_since = 0.0
 
     applied = paths.state / "applied.json"
     manifests = dns.manifests(own_images["coredns"][0], dns.host_nameservers())
@@ -107,7 +124,9 @@ def _start(paths: Paths, folder: Path) -> bool:
         applied.write_text(manifests)
     if started:
         say(f"started {', '.join(started)}; waiting for the node and DNS")
-    _wait(paths, "kubelet", lambda: node_ready(paths), 60, "the node does not become Ready")
+    for name, check in HEALTH.items():
+        _wait(paths, name, lambda check=check: check(paths), 30, "is not healthy")  # type: ignore[misc]
+    _wait(paths, "kubelet", lambda: node_ready(paths, kubelet_since), 60, "the node does not become Ready")
     name = f"kubernetes.default.svc.{s.CLUSTER_DOMAIN}"
     _wait(paths, "kubelet", lambda: dns.answers(name), 60, "CoreDNS does not answer", explain=_explain_dns)
     processes.check_alive(paths, ALL)
@@ -137,7 +156,7 @@ def _ensure(paths: Paths, folder: Path, name: str) -> bool:
 
 
 def _own_images(paths: Paths, folder: Path) -> dict[str, tuple[str, Path]]:
-    """Reference and archive of the images the cluster itself needs; the archives are kept with the binaries."""
+    """Reference and archive of the images the cluster itself needs; kept with the binaries."""
     result = {}
     for name, user in _OWN_IMAGES:
         marker = folder / f"{name}.key"
@@ -203,12 +222,43 @@ def api_get(paths: Paths, path: str) -> tuple[int, bytes]:
         connection.close()
 
 
-def node_ready(paths: Paths) -> bool:
+def _healthy(url: str, ca: Path | None = None) -> bool:
+    context = ssl.create_default_context(cafile=str(ca)) if ca else None
+    try:
+        with urllib.request.urlopen(url, timeout=2, context=context) as response:
+            return bool(response.status == 200)
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+HEALTH: dict[str, Callable[[Paths], bool]] = {
+    "kube-controller-manager": lambda p: _healthy(
+        f"https://127.0.0.1:{s.CONTROLLER_MANAGER_PORT}/healthz", p.pki / "ca.crt"
+    ),
+    "kube-scheduler": lambda p: _healthy(f"https://127.0.0.1:{s.SCHEDULER_PORT}/healthz", p.pki / "ca.crt"),
+    "kube-proxy": lambda _: _healthy(f"http://127.0.0.1:{s.PROXY_HEALTH_PORT}/healthz"),
+    "kubelet": lambda _: _healthy(f"http://127.0.0.1:{s.KUBELET_HEALTH_PORT}/healthz"),
+}
+
+
+def node_ready(paths: Paths, since: float = 0.0) -> bool:
+    """True if the node is Ready and the kubelet renewed its lease after `since` (seconds since the epoch).
+
+    The Ready condition alone may be what the last kubelet left behind.
+    """
     status, body = api_get(paths, f"/api/v1/nodes/{s.NODE_NAME}")
     if status != 200:
         return False
     conditions = json.loads(body)["status"].get("conditions", [])
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+    if not any(c["type"] == "Ready" and c["status"] == "True" for c in conditions):
+        return False
+    status, body = api_get(
+        paths, f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{s.NODE_NAME}"
+    )
+    if status != 200:
+        return False
+    renewed = datetime.datetime.fromisoformat(json.loads(body)["spec"]["renewTime"])
+    return renewed.timestamp() >= since
 
 
 def kubectl_output(paths: Paths, *args: str) -> str:
@@ -220,9 +270,7 @@ def kubectl_output(paths: Paths, *args: str) -> str:
 
 def tool(paths: Paths, name: str) -> Path:
     """Path of a built binary; ClusterError if it is not built yet."""
-    from .versions import bin_dir
-
-    path = bin_dir(paths) / name
+    path = versions.bin_dir(paths) / name
     if not path.exists():
         raise ClusterError(f"{name} is not built yet; run `hack/atp-cluster build`")
     return path
@@ -241,9 +289,11 @@ def down(paths: Paths, purge: bool) -> None:
 
     Raises ClusterError that lists what could not be removed.
     """
-    _need_root("down")
     if not paths.state.exists():
         say("no cluster here")
+        return
+    if elevate.needed():
+        elevate.run(["down", *(["--purge"] if purge else [])], paths)
         return
     with locked(paths):
         processes.stop(paths, ["kubelet", "kube-scheduler", "kube-controller-manager", "kube-proxy"])
@@ -258,7 +308,6 @@ def down(paths: Paths, purge: bool) -> None:
         left = leftovers(paths)
         if purge and not left:
             shutil.rmtree(paths.state)
-    (paths.state.parent / f".{paths.state.name}.lock").unlink(missing_ok=True)
     if left:
         raise ClusterError("could not remove everything:\n  " + "\n  ".join(left))
     say(f"cluster is down{', its state is removed' if purge else f'; its state stays in {paths.state}'}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster's DNS: CoreDNS as a Deployment behind the usual kube-dns Service, and a check that it answers."""
+"""The cluster's DNS: CoreDNS as a Deployment behind the kube-dns Service, and a check that it answers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,11 @@ def manifests(image: str, nameservers: Sequence[str]) -> str:
         "volumeMounts": [{"name": "config", "mountPath": "/etc/coredns", "readOnly": True}],
         "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "170Mi"}},
         "readinessProbe": {"httpGet": {"path": "/ready", "port": 8181}, **probe},
-        "livenessProbe": {"httpGet": {"path": "/health", "port": 8080}, "periodSeconds": 10, "failureThreshold": 5},
+        "livenessProbe": {
+            "httpGet": {"path": "/health", "port": 8080},
+            "periodSeconds": 10,
+            "failureThreshold": 5,
+        },
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -68,7 +72,10 @@ def manifests(image: str, nameservers: Sequence[str]) -> str:
     config = corefile(nameservers)
     template = {
         # A changed Corefile changes the template, so the pod is replaced.
-        "metadata": {"labels": labels, "annotations": {"atp.dev/corefile": hashlib.sha256(config.encode()).hexdigest()}},
+        "metadata": {
+            "labels": labels,
+            "annotations": {"atp.dev/corefile": hashlib.sha256(config.encode()).hexdigest()},
+        },
         "spec": {
             "serviceAccountName": "coredns",
             "priorityClassName": "system-cluster-critical",
@@ -83,7 +90,11 @@ def manifests(image: str, nameservers: Sequence[str]) -> str:
         {"name": "dns-tcp", "port": 53, "protocol": "TCP"},
         {"name": "metrics", "port": 9153, "protocol": "TCP"},
     ]
-    read = {"apiGroups": [""], "resources": ["endpoints", "services", "pods", "namespaces"], "verbs": ["list", "watch"]}
+    read = {
+        "apiGroups": [""],
+        "resources": ["endpoints", "services", "pods", "namespaces"],
+        "verbs": ["list", "watch"],
+    }
     slices = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
     items: list[dict[str, Any]] = [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta},
@@ -93,7 +104,11 @@ def manifests(image: str, nameservers: Sequence[str]) -> str:
             "metadata": {"name": "system:coredns"},
             "rules": [read, slices],
         },
-        _binding("system:coredns", "system:coredns", {"kind": "ServiceAccount", "name": "coredns", "namespace": "kube-system"}),
+        _binding(
+            "system:coredns",
+            "system:coredns",
+            {"kind": "ServiceAccount", "name": "coredns", "namespace": "kube-system"},
+        ),
         # Lets the API server reach the kubelet for logs, exec and port-forward.
         _binding(
             "atp-local:apiserver-kubelet-client",

@@ -6,6 +6,8 @@ The bridge, two small nftables tables, kernel settings, mounts, and folders that
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import json
 import shutil
 import subprocess
@@ -40,7 +42,18 @@ FOLDERS = (
     "/opt/containerd",
 )
 
-CGROUP_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids", "systemd", "unified")
+CGROUP_CONTROLLERS = (
+    "cpu",
+    "cpuacct",
+    "cpuset",
+    "memory",
+    "devices",
+    "freezer",
+    "blkio",
+    "pids",
+    "systemd",
+    "unified",
+)
 
 
 def run(*argv: str, stdin: str | None = None, check: bool = True) -> str:
@@ -101,6 +114,27 @@ table ip {NFT_TABLE} {{
 """
 
 
+def conflicts(routes: list[dict[str, Any]]) -> list[str]:
+    """Routes of other devices (as `ip -json route` prints them) that overlap our pod or service addresses."""
+    ours = [ipaddress.ip_network(cidr) for cidr in (POD_CIDR, SERVICE_CIDR)]
+    found = []
+    for route in routes:
+        if route["dst"] != "default" and route.get("dev") != BRIDGE:
+            network = ipaddress.ip_network(route["dst"], strict=False)
+            found += [f"{route['dst']} on {route.get('dev')}" for own in ours if network.overlaps(own)]
+    return found
+
+
+def check_addresses() -> None:
+    """Raises ClusterError when the host's network already uses our addresses."""
+    found = conflicts(json.loads(run("ip", "-json", "-4", "route", "show") or "[]"))
+    if found:
+        raise ClusterError(
+            f"the addresses {POD_CIDR} and {SERVICE_CIDR} are in use here ({', '.join(found)}); "
+            "end what uses them, or change them in hack/localcluster/settings.py"
+        )
+
+
 def ensure_network() -> None:
     """The bridge with its address, forwarding, and the firewall table. Idempotent."""
     if not Path(f"/sys/class/net/{BRIDGE}").exists():
@@ -108,6 +142,8 @@ def ensure_network() -> None:
     prefix = POD_CIDR.split("/")[1]
     run("ip", "link", "set", BRIDGE, "mtu", str(POD_MTU), "up")
     run("ip", "address", "replace", f"{BRIDGE_IP}/{prefix}", "dev", BRIDGE)
+    # Without a default route (a laptop that is offline) the host could not reach Service addresses.
+    run("ip", "route", "replace", SERVICE_CIDR, "dev", BRIDGE, "src", BRIDGE_IP)
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
     run("nft", "-f", "-", stdin=firewall_rules())
     _open_forward_chain()
@@ -180,16 +216,16 @@ def remove_cgroups() -> None:
 
 
 def _rmdir(folder: Path) -> None:
-    try:
+    with contextlib.suppress(OSError):  # what stays is reported by `leftovers`
         folder.rmdir()
-    except OSError:
-        pass  # reported by `leftovers`
 
 
 def unmount_below(folder: Path) -> None:
     """Unmounts everything mounted below `folder`, the innermost first."""
     prefix = f"{folder}/"
-    targets = [line.split()[1].replace("\\040", " ") for line in Path("/proc/mounts").read_text().splitlines()]
+    targets = [
+        line.split()[1].replace("\\040", " ") for line in Path("/proc/mounts").read_text().splitlines()
+    ]
     for target in reversed([t for t in targets if t.startswith(prefix)]):
         if subprocess.run(["umount", target], capture_output=True).returncode != 0:
             run("umount", "--lazy", target, check=False)

@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from . import aptsources, runtime
+from . import aptsources, elevate, runtime
 from .errors import ClusterError
 from .paths import HACK, Paths, current
 
@@ -56,9 +56,12 @@ def ensure(
     Raises ClusterError with the end of the build's output when it fails.
     """
     paths = paths or current()
+    if elevate.needed():
+        return elevate.run(cli_args(name, containerfile, context_dir, build_args, include), paths).strip()
     if not re.fullmatch(r"[a-z0-9]+(?:[._-][a-z0-9]+)*", name):
-        raise ClusterError(f"image name {name!r}: use lower-case letters, digits, and single . _ - between them")
-    _need_root()
+        raise ClusterError(
+            f"image name {name!r}: use lower-case letters, digits, and single . _ - between them"
+        )
     if name == "base" and containerfile is None:
         return _ensure_base(paths)
     containerfile = containerfile or HACK / "images" / f"{name}.Containerfile"
@@ -77,9 +80,22 @@ def ensure(
     return reference
 
 
-def _need_root() -> None:
-    if os.getuid() != 0:
-        raise ClusterError("building images needs root (chroot, mounts): run it with sudo")
+def cli_args(
+    name: str,
+    containerfile: Path | None,
+    context_dir: Path | None,
+    build_args: Mapping[str, str] | None,
+    include: Sequence[str] | None,
+) -> list[str]:
+    """The command line that does the same as `ensure` with these arguments."""
+    args = ["image", "build", name]
+    args += ["--file", str(containerfile.absolute())] if containerfile else []
+    args += ["--context", str(context_dir.absolute())] if context_dir else []
+    for key, value in sorted((build_args or {}).items()):
+        args += ["--build-arg", f"{key}={value}"]
+    for item in include or ():
+        args += ["--include", item]
+    return args
 
 
 def _declares(containerfile: str, arg: str) -> bool:
@@ -117,8 +133,10 @@ def context_files(context: Path, include: Sequence[str] | None = None) -> list[P
     return sorted(chosen)
 
 
-def input_key(containerfile: str, arguments: Mapping[str, str], context: Path | None, files: Iterable[Path]) -> str:
-    """12 hex digits over everything that decides an image: text, arguments, and each file's path, mode, content."""
+def input_key(
+    containerfile: str, arguments: Mapping[str, str], context: Path | None, files: Iterable[Path]
+) -> str:
+    """12 hex digits over all that decides an image: text, arguments, each file's path, mode and content."""
     digest = hashlib.sha256(containerfile.encode())
     for key, value in sorted(arguments.items()):
         digest.update(f"\0arg {key}={value}".encode())
@@ -128,17 +146,26 @@ def input_key(containerfile: str, arguments: Mapping[str, str], context: Path | 
             digest.update(f"\0link {file} {path.readlink()}".encode())
         else:
             executable = bool(path.stat().st_mode & 0o100)
-            digest.update(f"\0file {file} {executable} {hashlib.sha256(path.read_bytes()).hexdigest()}".encode())
+            digest.update(
+                f"\0file {file} {executable} {hashlib.sha256(path.read_bytes()).hexdigest()}".encode()
+            )
     return digest.hexdigest()[:12]
 
 
 def buildah_argv(paths: Paths, *args: str) -> list[str]:
     """A buildah command line with our own storage, apart from the host's."""
-    storage = ("--root", f"{paths.images}/storage", "--runroot", f"{paths.images}/run", "--storage-driver", "overlay")
+    storage = (
+        "--root",
+        f"{paths.images}/storage",
+        "--runroot",
+        f"{paths.images}/run",
+        "--storage-driver",
+        "overlay",
+    )
     return ["buildah", *storage, *args]
 
 
-def _buildah(paths: Paths, *args: str, show: bool = False) -> str:
+def _buildah(paths: Paths, *args: str) -> str:
     try:
         result = subprocess.run(buildah_argv(paths, *args), capture_output=True, text=True)
     except FileNotFoundError:
@@ -167,7 +194,17 @@ def exists(reference: str, *, paths: Paths | None = None) -> bool:
 
 def build_argv(reference: str, arguments: Mapping[str, str], mounts: Iterable[tuple[Path, str]]) -> list[str]:
     """The arguments of the `buildah bud` call, without storage options; run it in the staged context."""
-    args = ["bud", "--isolation", "chroot", "--network", "host", "--pull-never", "--format", "oci", "--layers=false"]
+    args = [
+        "bud",
+        "--isolation",
+        "chroot",
+        "--network",
+        "host",
+        "--pull-never",
+        "--format",
+        "oci",
+        "--layers=false",
+    ]
     for key, value in sorted(arguments.items()):
         args += ["--build-arg", f"{key}={value}"]
     for source, target in mounts:
@@ -176,7 +213,12 @@ def build_argv(reference: str, arguments: Mapping[str, str], mounts: Iterable[tu
 
 
 def _build(
-    paths: Paths, reference: str, text: str, arguments: Mapping[str, str], context: Path | None, files: list[Path]
+    paths: Paths,
+    reference: str,
+    text: str,
+    arguments: Mapping[str, str],
+    context: Path | None,
+    files: list[Path],
 ) -> None:
     print(f"building image {reference}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="build-", dir=paths.images) as folder:
@@ -221,7 +263,7 @@ def _host_pip_conf() -> dict[str, str]:
 
 
 def pip_conf(env: Mapping[str, str], host: Mapping[str, str]) -> str:
-    """pip's settings for a build: the host's file, then PIP_* variables; paths of the host are replaced or dropped."""
+    """pip's settings for a build: the host's file, then PIP_* variables, without the host's paths."""
     options = dict(host)
     for key, value in env.items():
         if key.startswith("PIP_") and key != "PIP_CONFIG_FILE":
@@ -246,7 +288,9 @@ def _ensure_base(paths: Paths) -> str:
 
 
 def _build_base(paths: Paths, reference: str, script: str) -> None:
-    print(f"building image {reference} with debootstrap, takes about two minutes", file=sys.stderr, flush=True)
+    print(
+        f"building image {reference} with debootstrap, takes about two minutes", file=sys.stderr, flush=True
+    )
     mirror = aptsources.mirror(aptsources.host_sources(RELEASE), RELEASE)
     container = _buildah(paths, "from", "scratch").strip()
     try:
@@ -259,13 +303,15 @@ def _build_base(paths: Paths, reference: str, script: str) -> None:
         ]
         with log.open("w") as output:
             environment = {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"}
-            result = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
+            result = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+            )
         if result.returncode != 0:
             last = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
             raise ClusterError(f"debootstrap from {mirror} failed; last lines of {log}:\n{last}")
-        result = subprocess.run(["sh", "-eu", "-s", str(root)], input=script, capture_output=True, text=True)
-        if result.returncode != 0:
-            raise ClusterError(f"hack/images/base.sh failed:\n{result.stderr}")
+        trim = subprocess.run(["sh", "-eu", "-s", str(root)], input=script, capture_output=True, text=True)
+        if trim.returncode != 0:
+            raise ClusterError(f"hack/images/base.sh failed:\n{trim.stderr}")
         _buildah(paths, "umount", container)
         settings = ("--env", "LANG=C.UTF-8", "--env", "PYTHONUNBUFFERED=1", "--cmd", "python3")
         _buildah(paths, "config", *settings, container)
@@ -282,6 +328,9 @@ def load(reference: str, *, paths: Paths | None = None) -> None:
             "ATP_KUBECONTEXT is set: its cluster's nodes are not managed here; "
             "write the image with `hack/atp-cluster image save NAME FILE` and import it there"
         )
+    if elevate.needed():
+        elevate.run(["image", "load", reference], paths)
+        return
     if not runtime.answers(paths):
         raise ClusterError("the cluster is not running; start it with `hack/atp-cluster up`")
     if runtime.image_exists(paths, reference):
@@ -296,12 +345,30 @@ def load(reference: str, *, paths: Paths | None = None) -> None:
 def save(reference: str, archive: Path, *, paths: Paths | None = None) -> None:
     """Writes a built image to a docker archive, for `ctr images import`, `docker load` or `kind load`."""
     archive = archive.absolute()
+    if elevate.needed():
+        elevate.run(["image", "save", reference, str(archive)], paths or current())
+        return
     if not archive.parent.is_dir():
         raise ClusterError(f"the folder {archive.parent} does not exist")
     partial = archive.with_name(f".{archive.name}.partial")
     partial.unlink(missing_ok=True)
-    _buildah(paths or current(), "push", "--format", "v2s2", reference, f"docker-archive:{partial}:{reference}")
+    _buildah(
+        paths or current(), "push", "--format", "v2s2", reference, f"docker-archive:{partial}:{reference}"
+    )
     partial.rename(archive)
+
+
+def push(reference: str, registry: str, *, paths: Paths | None = None) -> str:
+    """Pushes a built image to <registry>/<name>:<key> and returns that name, for clusters that are not ours.
+
+    Credentials are buildah's own (`buildah login`, or the file named by REGISTRY_AUTH_FILE).
+    """
+    if elevate.needed():
+        return elevate.run(["image", "push", reference, registry], paths or current()).strip()
+    target = f"{registry.rstrip('/')}/{reference.removeprefix(PREFIX + '/')}"
+    print(f"pushing {target}", file=sys.stderr, flush=True)
+    _buildah(paths or current(), "push", reference, f"docker://{target}")
+    return target
 
 
 def listing(paths: Paths) -> str:
@@ -312,7 +379,6 @@ def listing(paths: Paths) -> str:
 
 def prune(paths: Paths) -> None:
     """Removes all images but the newest of each name from the build storage."""
-    _need_root()
     seen: set[str] = set()
     for line in _buildah(paths, "images", "--noheading", "--format", "{{.Name}} {{.Tag}}").splitlines():
         name, tag = line.split()

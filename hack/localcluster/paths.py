@@ -25,16 +25,15 @@ class Paths:
     state: Path
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str], uid: int, home: Path) -> Paths:
-        """ATP_CACHE and ATP_CLUSTER_STATE win; then the XDG folders; root keeps state in /var/lib."""
+    def from_env(cls, env: Mapping[str, str], home: Path) -> Paths:
+        """ATP_CACHE and ATP_CLUSTER_STATE win, then the XDG folder for the cache.
+
+        The state is in one place for everybody: the cluster runs as root, and its bridge, cgroups and
+        addresses exist once in a machine.
+        """
         xdg_cache = Path(env.get("XDG_CACHE_HOME") or home / ".cache")
         cache = Path(env.get("ATP_CACHE") or xdg_cache / "atp")
-        if env.get("ATP_CLUSTER_STATE"):
-            state = Path(env["ATP_CLUSTER_STATE"])
-        elif uid == 0:
-            state = Path("/var/lib/atp-cluster")
-        else:
-            state = Path(env.get("XDG_STATE_HOME") or home / ".local/state") / "atp/cluster"
+        state = Path(env.get("ATP_CLUSTER_STATE") or "/var/lib/atp-cluster")
         return cls(cache=cache.absolute(), state=state.absolute())
 
     @property
@@ -80,6 +79,15 @@ class Paths:
 
 
 def current() -> Paths:
-    """The paths of this process. The home folder comes from the password file when HOME is unset."""
-    home = os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
-    return Paths.from_env(os.environ, os.getuid(), Path(home))
+    """The paths of this process; under sudo the cache is the calling user's, where the binaries are."""
+    uid = os.getuid()
+    if uid == 0 and os.environ.get("SUDO_UID"):
+        return Paths.from_env({**os.environ, "XDG_CACHE_HOME": ""}, _home(int(os.environ["SUDO_UID"])))
+    return Paths.from_env(os.environ, Path(os.environ["HOME"]) if os.environ.get("HOME") else _home(uid))
+
+
+def _home(uid: int) -> Path:
+    try:
+        return Path(pwd.getpwuid(uid).pw_dir)
+    except KeyError:
+        return Path("/root")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster's certificates and kubeconfig files, made with openssl (P-256, ten years, never leave the machine)."""
+"""The cluster's certificates and kubeconfig files, made with openssl: P-256, valid for ten years."""
 
 from __future__ import annotations
 
@@ -76,7 +76,11 @@ def _openssl(*args: str, stdin: str | None = None) -> None:
 def extensions(cert: Certificate) -> str:
     """The openssl extension section of a leaf certificate."""
     usage = "clientAuth,serverAuth" if cert.server else "clientAuth"
-    lines = ["basicConstraints=critical,CA:false", "keyUsage=critical,digitalSignature", f"extendedKeyUsage={usage}"]
+    lines = [
+        "basicConstraints=critical,CA:false",
+        "keyUsage=critical,digitalSignature",
+        f"extendedKeyUsage={usage}",
+    ]
     if cert.names:
         lines.append(f"subjectAltName={','.join(cert.names)}")
     return "\n".join(lines) + "\n"
@@ -133,7 +137,18 @@ def _make_ca(pki: Path, name: str) -> None:
     key, crt = pki / f"{name}.key", pki / f"{name}.crt"
     _make_key(key)
     _openssl(
-        *("req", "-x509", "-new", "-key", str(key), "-subj", f"/CN=atp-local {name}", "-days", _DAYS, "-sha256"),
+        *(
+            "req",
+            "-x509",
+            "-new",
+            "-key",
+            str(key),
+            "-subj",
+            f"/CN=atp-local {name}",
+            "-days",
+            _DAYS,
+            "-sha256",
+        ),
         *("-addext", "keyUsage=critical,keyCertSign,cRLSign,digitalSignature", "-out", str(crt)),
     )
 
@@ -145,7 +160,20 @@ def _make_leaf(pki: Path, cert: Certificate) -> None:
     _openssl("req", "-new", "-key", str(key), "-subj", subject(cert), "-out", str(csr))
     ca = ("-CA", str(pki / f"{cert.ca}.crt"), "-CAkey", str(pki / f"{cert.ca}.key"), "-CAcreateserial")
     _openssl(
-        *("x509", "-req", "-in", str(csr), *ca, "-days", _DAYS, "-sha256", "-extfile", str(ext), "-out", str(crt))
+        *(
+            "x509",
+            "-req",
+            "-in",
+            str(csr),
+            *ca,
+            "-days",
+            _DAYS,
+            "-sha256",
+            "-extfile",
+            str(ext),
+            "-out",
+            str(crt),
+        )
     )
     csr.unlink()
     ext.unlink()
@@ -163,7 +191,10 @@ def kubeconfig(pki: Path, name: str) -> dict[str, Any]:
         "kind": "Config",
         "current-context": "atp-local",
         "clusters": [
-            {"name": "atp-local", "cluster": {"server": API_URL, "certificate-authority-data": data("ca.crt")}}
+            {
+                "name": "atp-local",
+                "cluster": {"server": API_URL, "certificate-authority-data": data("ca.crt")},
+            }
         ],
         "users": [
             {

@@ -53,7 +53,9 @@ class Missing:
 APT: tuple[AptPackage, ...] = (
     AptPackage("containerd", ("containerd", "ctr"), "runs the pods"),
     AptPackage("runc", ("runc",), "starts containers"),
-    AptPackage("containernetworking-plugins", ("/usr/lib/cni/bridge", "/usr/lib/cni/host-local"), "pod network"),
+    AptPackage(
+        "containernetworking-plugins", ("/usr/lib/cni/bridge", "/usr/lib/cni/host-local"), "pod network"
+    ),
     AptPackage("iproute2", ("ip", "tc"), "pod network"),
     AptPackage("iptables", ("iptables",), "pod network and kubelet"),
     AptPackage("nftables", ("nft",), "Service addresses (kube-proxy)"),
@@ -62,7 +64,9 @@ APT: tuple[AptPackage, ...] = (
     AptPackage("ca-certificates", ("/etc/ssl/certs/ca-certificates.crt",), "downloads"),
     AptPackage("buildah", ("buildah",), "container images"),
     AptPackage("debootstrap", ("debootstrap",), "the base image"),
-    AptPackage("build-essential", ("gcc", "make", "/usr/include/stdio.h"), "Rust's linker, the C switch core"),
+    AptPackage(
+        "build-essential", ("gcc", "make", "/usr/include/stdio.h"), "Rust's linker, the C switch core"
+    ),
     AptPackage("clang-14", ("clang-14",), "BPF programs"),
     AptPackage("llvm-14", ("llvm-strip-14",), "BPF programs"),
     AptPackage("libbpf-dev", ("/usr/include/bpf/bpf.h",), "BPF loader"),
@@ -76,11 +80,21 @@ APT: tuple[AptPackage, ...] = (
 
 TOOLCHAINS: tuple[Toolchain, ...] = (
     Toolchain(
-        "Go", "go", ("version",), versions.MIN_GO, "unpack a current release from https://go.dev/dl into /usr/local"
+        "Go",
+        "go",
+        ("version",),
+        versions.MIN_GO,
+        "unpack a current release from https://go.dev/dl into /usr/local",
     ),
-    Toolchain("Rust", "cargo", ("--version",), versions.MIN_RUST, "install with rustup, see https://rustup.rs"),
     Toolchain(
-        "Python", "python3", ("--version",), versions.MIN_PYTHON, "apt-get install python3 (Debian 12 has 3.11)"
+        "Rust", "cargo", ("--version",), versions.MIN_RUST, "install with rustup, see https://rustup.rs"
+    ),
+    Toolchain(
+        "Python",
+        "python3",
+        ("--version",),
+        versions.MIN_PYTHON,
+        "apt-get install python3 (Debian 12 has 3.11)",
     ),
 )
 

@@ -7,6 +7,7 @@ gave to somebody else is never signalled.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -136,10 +137,8 @@ def check_alive(paths: Paths, names: Iterable[str]) -> None:
 
 
 def _reap(pid: int) -> None:
-    try:
+    with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        pass
 
 
 def stop(paths: Paths, names: Sequence[str], patience: float = 10.0) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -30,8 +31,13 @@ def containerd_config(paths: Paths, pause_image: str) -> str:
     return f"""version = 2
 root = "{base}/root"
 state = "{base}/run"
-disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.aufs",
-  "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs"]
+disabled_plugins = [
+  "io.containerd.internal.v1.opt",
+  "io.containerd.snapshotter.v1.aufs",
+  "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.devmapper",
+  "io.containerd.snapshotter.v1.zfs",
+]
 
 [grpc]
   address = "{paths.containerd_socket}"
@@ -160,10 +166,8 @@ def _kill_leftover_shims(paths: Paths) -> None:
     # A shim whose containerd is gone cannot be asked; its children are the pods' first processes.
     left = shims(paths)
     for pid in [child for shim in left for child in children(shim)] + left:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     if not wait_until(lambda: not shims(paths), 5.0):
         raise ClusterError(f"these container shims do not end: {shims(paths)}")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses, names and ports of the local cluster. Everything listens on loopback or on the bridge's address."""
+"""Addresses, names and ports of the local cluster. All listen on loopback or on the bridge's address."""
 
 from __future__ import annotations
 
