@@ -95,7 +95,11 @@ def _start(paths: Paths, folder: Path) -> bool:
     """The start sequence; True if anything had to be started."""
     hostnet.check_addresses()
     hostnet.remember(paths)
-    hostnet.ensure_network()
+    processes.forget_dead(paths)
+    if hostnet.ensure_network() and runtime.shims(paths):
+        # Somebody deleted the bridge under running pods: they hang in the air, so the kubelet makes them anew.
+        processes.stop(paths, ["kubelet"])
+        runtime.remove_all_pods(paths)
     hostnet.ensure_mounts()
     hostnet.ensure_cgroups()
     pki.ensure(paths)
@@ -126,9 +130,9 @@ def _start(paths: Paths, folder: Path) -> bool:
         say(f"started {', '.join(started)}; waiting for the node and DNS")
     for name, check in HEALTH.items():
         _wait(paths, name, lambda check=check: check(paths), 30, "is not healthy")  # type: ignore[misc]
-    _wait(paths, "kubelet", lambda: node_ready(paths, kubelet_since), 60, "the node does not become Ready")
+    _wait(paths, "kubelet", lambda: node_ready(paths, kubelet_since), 60, "runs, but the node does not become Ready")
     name = f"kubernetes.default.svc.{s.CLUSTER_DOMAIN}"
-    _wait(paths, "kubelet", lambda: dns.answers(name), 60, "CoreDNS does not answer", explain=_explain_dns)
+    _wait(paths, "kubelet", lambda: dns.answers(name), 60, "runs, but CoreDNS does not answer", explain=_explain_dns)
     processes.check_alive(paths, ALL)
     return bool(started)
 
@@ -195,8 +199,10 @@ def _wait(
 
 
 def _explain_dns(paths: Paths) -> str:
-    found = kubectl_output(paths, "-n", "kube-system", "get", "pods,events", "-o", "wide")
-    return f"the DNS pod and its events:\n{found}"
+    pods = kubectl_output(paths, "-n", "kube-system", "get", "pods", "-o", "wide")
+    log = kubectl_output(paths, "-n", "kube-system", "logs", "deployment/coredns", "--tail=5")
+    events = kubectl_output(paths, "-n", "kube-system", "get", "events", "--sort-by=.lastTimestamp", "--no-headers")
+    return "\n".join(["CoreDNS's pod, log and events:", pods, log, *events.splitlines()[-6:]])
 
 
 def _port_open(host: str, port: int) -> bool:

@@ -135,9 +135,10 @@ def check_addresses() -> None:
         )
 
 
-def ensure_network() -> None:
-    """The bridge with its address, forwarding, and the firewall table. Idempotent."""
-    if not Path(f"/sys/class/net/{BRIDGE}").exists():
+def ensure_network() -> bool:
+    """The bridge with its address, forwarding, and the firewall table; True if the bridge is new."""
+    new = not Path(f"/sys/class/net/{BRIDGE}").exists()
+    if new:
         run("ip", "link", "add", BRIDGE, "type", "bridge")
     prefix = POD_CIDR.split("/")[1]
     run("ip", "link", "set", BRIDGE, "mtu", str(POD_MTU), "up")
@@ -147,6 +148,7 @@ def ensure_network() -> None:
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
     run("nft", "-f", "-", stdin=firewall_rules())
     _open_forward_chain()
+    return new
 
 
 def _open_forward_chain() -> None:
@@ -167,9 +169,10 @@ def _forward_chain() -> str:
 
 
 def ensure_mounts() -> None:
-    """A BPF file system, for pods that pin programs."""
+    """A BPF file system, for pods that pin programs; shared, so that pods may ask for mount propagation."""
     if not _is_mounted("/sys/fs/bpf"):
         run("mount", "-t", "bpf", "bpf", "/sys/fs/bpf")
+        run("mount", "--make-shared", "/sys/fs/bpf")
 
 
 def cgroup_parents(root: Path = Path("/sys/fs/cgroup")) -> list[Path]:

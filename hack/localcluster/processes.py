@@ -82,6 +82,13 @@ def log_path(paths: Paths, name: str) -> Path:
     return paths.logs / f"{name}.log"
 
 
+def forget_dead(paths: Paths) -> None:
+    """Removes the pid files of processes that are gone (a crash, a reboot), so they count as not started."""
+    for file in paths.pids.glob("*.json"):
+        if not is_alive(read_record(paths, file.stem)):
+            file.unlink()
+
+
 def ensure(paths: Paths, spec: Spec) -> bool:
     """Starts the process unless it runs with the same fingerprint; True if it was (re)started."""
     record = read_record(paths, spec.name)
