@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`atp-sidecar run`: gate, unix socket and HTTP in one asyncio loop."""
+
+import asyncio
+import json
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from atp_sidecar import __version__
+from atp_sidecar.assignment import Role
+from atp_sidecar.gate import Gate
+from atp_sidecar.http import HttpServer, Response
+from atp_sidecar.logs import EventLog
+from atp_sidecar.metrics import CONTENT_TYPE
+from atp_sidecar.server import SocketServer
+from atp_sidecar.transport import Factory, start_native
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `run` is started with."""
+
+    role: Role
+    assignment: Path
+    socket: Path
+    metrics_port: int
+    metrics_host: str = "0.0.0.0"
+    pod_ip: str | None = None
+    pod: str = ""
+
+
+async def serve(
+    settings: Settings, log: EventLog, factory: Factory = start_native, stop: asyncio.Event | None = None
+) -> None:
+    """Runs the sidecar until it is told to stop.
+
+    Args:
+        settings: where everything is.
+        log: where events go.
+        factory: starts the transport.
+        stop: ends it when set; None: SIGTERM and SIGINT do.
+
+    Raises:
+        OSError: the socket or the metrics port cannot be opened.
+    """
+    if stop is None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+    def on_close(code: str, message: str) -> None:
+        server.disconnect(code, message)
+
+    gate = Gate(settings.assignment, settings.role, settings.pod_ip, factory, log, on_close)
+    server = SocketServer(gate, settings.socket, log)
+
+    def readyz() -> Response:
+        return Response(200, "ok\n") if gate.is_open else Response(503, f"gate closed: {gate.reason}\n")
+
+    http = HttpServer(
+        {
+            "/healthz": lambda: Response(200, "ok\n"),
+            "/readyz": readyz,
+            "/metrics": lambda: Response(200, gate.expose(), CONTENT_TYPE),
+            "/status": lambda: Response(200, json.dumps(gate.status(), indent=2) + "\n", "application/json"),
+        },
+        lambda path, error: log.error("http-route-failed", path=path, reason=repr(error)),
+    )
+    watcher: asyncio.Task[None] | None = None
+    try:
+        await server.start()
+        port = await http.start(settings.metrics_host, settings.metrics_port)
+        log.info(
+            "started",
+            version=__version__,
+            socket=str(settings.socket),
+            assignment=str(settings.assignment),
+            metricsPort=port,
+        )
+        watcher = asyncio.create_task(gate.run())
+        stopper = asyncio.create_task(stop.wait())
+        await asyncio.wait({watcher, stopper}, return_when=asyncio.FIRST_COMPLETED)
+        stopper.cancel()
+        if watcher.done():
+            watcher.result()  # a fault of the gate: end loudly, the kubelet restarts the sidecar
+        log.info("stopping")
+    finally:
+        if watcher is not None:
+            watcher.cancel()
+        gate.close("Shutdown", "the sidecar was told to stop (the pod is being deleted)")
+        await server.stop()
+        await http.stop()
+    log.info("stopped")

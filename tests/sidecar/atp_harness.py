@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sidecars for tests: real processes over the native transport, or in this process over a loopback hub."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from atp_sidecar.app import Settings, serve
+from atp_sidecar.assignment import Assignment
+from atp_sidecar.logs import EventLog
+
+ROOT = Path(__file__).resolve().parents[2]
+_jobs = itertools.count(1)
+
+
+def loopback_addresses(count: int) -> list[str]:
+    """Addresses of 127.0.0.0/8 that no other test and no other test process uses."""
+    job = next(_jobs)
+    high = os.getpid() % 250 + 2
+    return [f"127.{high}.{job % 250 + 1}.{number + 1}" for number in range(count)]
+
+
+def assignment(
+    addresses: list[str], role: str = "worker", rank: int = 0, servers: int = 1, **changes: Any
+) -> dict[str, Any]:
+    """An assignment; the last `servers` addresses are the parameter server's shards."""
+    workers, shards = addresses[:-servers], addresses[-servers:]
+    document = {
+        "apiVersion": "atp.dev/v1alpha1",
+        "job": "team-a/digits",
+        "uid": "11111111-2222-3333-4444-555555555555",
+        "epoch": 1,
+        "revision": 1,
+        "jobId": 3,
+        "mode": "HostOnly",
+        "role": role,
+        "rank": rank,
+        "valuesPerPacket": 62,
+        "scale": 1e8,
+        "port": 10800,
+        "regions": [],
+        "indexTableSize": 1024,
+        "maxWindow": 1024,
+        "stallTimeoutSeconds": 3,
+        "workers": [
+            {"rank": number, "address": address, "rack": 0, "bit": number, "edge": False}
+            for number, address in enumerate(workers)
+        ],
+        "parameterServers": [{"shard": number, "address": address} for number, address in enumerate(shards)],
+        "switchAddress": None,
+    }
+    return {**document, **changes}
+
+
+def eventually(condition: Callable[[], Any], seconds: float = 15.0, what: str = "condition") -> Any:
+    """Waits until the condition is true and returns its value.
+
+    Raises:
+        AssertionError: it did not become true.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() >= end:
+            raise AssertionError(f"{what} did not become true within {seconds} s")
+        time.sleep(0.05)
+
+
+def fetch(port: int, path: str) -> tuple[int, str]:
+    """GET from a sidecar's HTTP server: (status, body)."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+class SidecarProcess:
+    """`atp-sidecar run` as a process of its own."""
+
+    def __init__(
+        self, directory: Path, role: str, document: dict[str, Any] | None, **environment: str
+    ) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        self.assignment_path = directory / "assignment.json"
+        self.socket = directory / "run" / "atp.sock"
+        self.log_path = directory / "sidecar.log"
+        self._environment = {
+            **os.environ,
+            "ATP_ROLE": role,
+            "POD_NAME": directory.name,
+            "POD_NAMESPACE": "team-a",
+        }
+        self._environment.pop("POD_IP", None)
+        self._environment.update(environment)
+        if document is not None:
+            self.assign(document)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Starts the process."""
+        command = [sys.executable, "-m", "atp_sidecar", "run", "--assignment", str(self.assignment_path)]
+        command += ["--socket", str(self.socket), "--metrics-port", "0", "--metrics-host", "127.0.0.1"]
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, env=self._environment, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process ID."""
+        assert self.process is not None
+        return self.process.pid
+
+    def assign(self, document: dict[str, Any] | str) -> None:
+        """Writes the assignment as the kubelet does: all at once."""
+        text = document if isinstance(document, str) else json.dumps(document)
+        temporary = self.assignment_path.with_suffix(".new")
+        temporary.write_text(text)
+        temporary.replace(self.assignment_path)
+
+    def events(self) -> list[dict[str, Any]]:
+        """What it has logged."""
+        lines = []
+        for line in self.log_path.read_text().splitlines():
+            with contextlib.suppress(ValueError):
+                lines.append(json.loads(line))
+        return lines
+
+    def event(self, name: str, seconds: float = 15.0) -> dict[str, Any]:
+        """Waits for an event of this name and returns the last one."""
+
+        def find() -> dict[str, Any] | None:
+            found = [event for event in self.events() if event["event"] == name]
+            return found[-1] if found else None
+
+        try:
+            return dict(eventually(find, seconds, f"log event {name}"))
+        except AssertionError as error:
+            raise AssertionError(f"{error}; the log is:\n{self.log_path.read_text()}") from None
+
+    @property
+    def port(self) -> int:
+        """Port of its HTTP server."""
+        return int(self.event("started")["metricsPort"])
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the process."""
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(10)
+
+    def stop(self) -> int:
+        """Ends it with SIGTERM; returns its status."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(10)
+            raise
+
+
+class Job:
+    """The sidecars of a job, workers and parameter servers, as processes on loopback addresses."""
+
+    def __init__(
+        self, directory: Path, workers: int, servers: int = 1, gate: bool = True, **changes: Any
+    ) -> None:
+        self.addresses = loopback_addresses(workers + servers)
+        self.servers_count = servers
+        self.changes = changes
+        self.workers = [
+            SidecarProcess(
+                directory / f"worker-{rank}", "worker", self.document("worker", rank) if gate else None
+            )
+            for rank in range(workers)
+        ]
+        self.servers = [
+            SidecarProcess(
+                directory / f"ps-{rank}",
+                "parameterServer",
+                self.document("parameterServer", rank) if gate else None,
+            )
+            for rank in range(servers)
+        ]
+        for sidecar in self.workers + self.servers:
+            sidecar.event("gate-opened" if gate else "started")
+
+    def document(self, role: str, rank: int, **changes: Any) -> dict[str, Any]:
+        """The assignment of one member."""
+        return assignment(self.addresses, role, rank, self.servers_count, **{**self.changes, **changes})
+
+    def assign_all(self, **changes: Any) -> None:
+        """Writes every member's assignment."""
+        for rank, sidecar in enumerate(self.workers):
+            sidecar.assign(self.document("worker", rank, **changes))
+        for rank, sidecar in enumerate(self.servers):
+            sidecar.assign(self.document("parameterServer", rank, **changes))
+
+    def stop(self) -> None:
+        """Ends all of them."""
+        for sidecar in self.workers + self.servers:
+            with contextlib.suppress(Exception):
+                sidecar.signal(signal.SIGCONT)
+            sidecar.kill() if sidecar.process is None else sidecar.stop()
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class LoopbackHub:
+    """A transport without packets: sums when all workers have submitted the same operation. float32 only."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.waiting: dict[int, dict[int, tuple[memoryview, int, str]]] = {}
+        self.workers: list[LoopbackWorker] = []
+        self.hold = False
+
+    def factory(self, document: Assignment) -> LoopbackWorker:
+        """A worker of this hub."""
+        worker = LoopbackWorker(self, document)
+        self.workers.append(worker)
+        return worker
+
+    def meet(self, worker: LoopbackWorker, op_id: int, view: memoryview, count: int, kind: str) -> None:
+        """Called at each submission; completes the operation at the last one."""
+        with self.lock:
+            here = self.waiting.setdefault(op_id, {})
+            here[worker.document.rank] = (view, count, kind)
+            if self.hold or len(here) < worker.document.world_size:
+                return
+            del self.waiting[op_id]
+            live = {each.document.rank: each for each in self.workers if not each.closed}
+            if len({entry[1:] for entry in here.values()}) > 1:
+                for rank in here:
+                    live[rank].finish(op_id, f"Mismatch: all_reduce #{op_id}: the ranks differ")
+                return
+            views = [entry[0].cast("f") for entry in here.values()]
+            divisor = len(views) if kind == "mean" else 1
+            for element in range(count):
+                total = sum(each[element] for each in views) / divisor
+                for each in views:
+                    each[element] = total
+            for each in views:
+                each.release()
+            for rank in here:
+                live[rank].finish(op_id, None)
+
+
+class LoopbackWorker:
+    """Implements atp_sidecar.transport.WorkerTransport on a hub."""
+
+    def __init__(self, hub: LoopbackHub, document: Assignment) -> None:
+        self.hub = hub
+        self.document = document
+        self.closed = False
+        self.pending: set[int] = set()
+        self.finished: list[tuple[int, str | None]] = []
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def submit(
+        self, op_id: int, kind: str, dtype: str, send: memoryview, recv: memoryview, count: int
+    ) -> None:
+        if dtype != "float32":
+            raise ValueError(f"the loopback hub sums float32 only, not {dtype}")
+        self.pending.add(op_id)
+        self.hub.meet(self, op_id, recv, count, kind)
+
+    def finish(self, op_id: int, error: str | None) -> None:
+        self.pending.discard(op_id)
+        self.finished.append((op_id, error))
+        os.eventfd_write(self.descriptor, 1)
+
+    def completions(self) -> list[tuple[int, str | None]]:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.descriptor)
+        finished, self.finished = self.finished, []
+        return finished
+
+    def cancel_all(self, reason: str) -> None:
+        with self.hub.lock:
+            for here in self.hub.waiting.values():
+                here.pop(self.document.rank, None)
+        for op_id in list(self.pending):
+            self.finish(op_id, f"Cancelled: {reason}")
+
+    def metrics(self) -> dict[str, Any]:
+        return {"gradient_packets": 5, "aggregated_packets": 4, "window": 200, "rtt_seconds": 0.25}
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            os.close(self.descriptor)
+
+
+class SidecarThread:
+    """A sidecar in a thread of this process, over a loopback hub."""
+
+    def __init__(
+        self, directory: Path, hub: LoopbackHub, document: dict[str, Any] | None, role: str = "worker"
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.assignment_path = directory / "assignment.json"
+        self.socket = directory / "run" / "atp.sock"
+        self.log_path = directory / "sidecar.log"
+        self._log = self.log_path.open("w")
+        if document is not None:
+            self.assign(document)
+        settings = Settings("worker", self.assignment_path, self.socket, 0, "127.0.0.1")
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+
+        def run() -> None:
+            try:
+                self._loop.run_until_complete(serve(settings, EventLog(self._log), hub.factory, self._stop))
+            finally:
+                self._loop.close()
+
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
+
+    assign = SidecarProcess.assign
+    events = SidecarProcess.events
+    event = SidecarProcess.event
+    port = SidecarProcess.port
+
+    def stop(self) -> None:
+        """Ends it."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(10)
+        assert not self._thread.is_alive(), "the sidecar did not stop"
+        self._log.close()
+
+
+@contextlib.contextmanager
+def sidecar_threads(directory: Path, count: int, **changes: Any) -> Iterator[list[SidecarThread]]:
+    """Workers of one job in this process, over one loopback hub."""
+    hub = LoopbackHub()
+    addresses = loopback_addresses(count + 1)
+    sidecars = [
+        SidecarThread(directory / f"worker-{rank}", hub, assignment(addresses, "worker", rank, **changes))
+        for rank in range(count)
+    ]
+    try:
+        for sidecar in sidecars:
+            sidecar.event("gate-opened")
+        yield sidecars
+    finally:
+        for sidecar in sidecars:
+            sidecar.stop()
