@@ -79,6 +79,8 @@ enum atp_counter {
     ATP_C_REJECTED_ACK_SOURCE,
     ATP_C_BYTES_IN,
     ATP_C_BYTES_OUT,
+    ATP_C_PASSED_GSO,       /* tc: superframes, which cannot be aggregated: the sender must not use UDP segmentation */
+    ATP_C_DROPPED_NO_ROUTE, /* relay: nothing says where the packet must go */
     ATP_COUNTERS
 };
 

@@ -1,0 +1,535 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+/*
+ * The software switch in the kernel: a tc program for the ingress of the pods' host-side veths, an XDP program for that
+ * of NICs. Compiled once per profile; ATP_PROFILE is the largest number of values per packet.
+ *
+ * A gradient is handled in place: dropped, or rewritten and left to the kernel's own forwarding (bridge or route) that
+ * was taking it to the PS anyway. An ACK is replicated in tc, also where XDP aggregates: clones leave through the
+ * egress queues, so rate limits hold, and any number of replicas may sit behind one port.
+ *
+ * Packets that are forwarded return TC_ACT_UNSPEC, not TC_ACT_OK: programs of others on the same hook have their turn.
+ */
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/pkt_cls.h>
+#include <linux/udp.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "atp_switch_core.h"
+#include "atp_switch_shared.h"
+
+#ifndef ATP_PROFILE
+#error "ATP_PROFILE must be 62, 350 or 870"
+#endif
+
+/* Offsets in a frame without IP options. */
+#define ATP_OFF_UDP (ETH_HLEN + 20)
+#define ATP_OFF_HEADER (ETH_HLEN + 28)
+#define ATP_OFF_VALUES (ATP_OFF_HEADER + ATP_HEADER_BYTES)
+#define ATP_FRAGMENT 0x3fff /* more fragments, or an offset */
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* struct atp_aggregator_head with the lock's own type, which the verifier wants at the top, and the values. */
+struct atp_aggregator {
+    struct bpf_spin_lock lock;
+    uint32_t key;
+    uint32_t bitmap;
+    uint8_t level;
+    uint8_t complete;
+    uint8_t ecn;
+    uint8_t hot;
+    uint64_t timestamp_ns;
+    uint64_t offset;
+    uint64_t pairs[ATP_PROFILE / 2];
+};
+
+const volatile struct atp_settings atp_settings = {.stale_ns = ATP_STALE_NS};
+struct atp_control_area atp_control_area;
+
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, 1); /* set by the loader */
+    __type(key, uint32_t);
+    __type(value, struct atp_aggregator);
+} atp_aggregators SEC(".maps");
+
+#define ATP_CONTROL_MAP(name, entries, type_)                                                                          \
+    struct {                                                                                                           \
+        __uint(type, BPF_MAP_TYPE_ARRAY);                                                                              \
+        __uint(map_flags, BPF_F_MMAPABLE);                                                                             \
+        __uint(max_entries, entries);                                                                                  \
+        __type(key, uint32_t);                                                                                         \
+        __type(value, type_);                                                                                          \
+    } name SEC(".maps")
+
+ATP_CONTROL_MAP(atp_job_slots, ATP_JOBS, uint64_t); /* 0: unknown job, else 1 + index in atp_jobs */
+ATP_CONTROL_MAP(atp_jobs, 2 * ATP_JOBS, struct atp_job_entry);
+ATP_CONTROL_MAP(atp_group_slots, ATP_GROUPS, uint64_t); /* 0: no such group, else 1 + index in atp_groups */
+ATP_CONTROL_MAP(atp_groups, 2 * ATP_GROUPS, struct atp_group_entry);
+ATP_CONTROL_MAP(atp_queues, ATP_QUEUES, struct atp_queue);
+
+struct {
+    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+    __uint(max_entries, ATP_JOBS);
+    __type(key, uint32_t);
+    __type(value, struct atp_counters);
+} atp_counters SEC(".maps");
+
+/* T is many clock ticks long, so the coarse clock, which costs a tenth of the fine one, is fine enough for it. */
+static __always_inline uint64_t atp_coarse_now(void) {
+    if (atp_settings.test_clock)
+        return *(volatile uint64_t *)&atp_control_area.test_clock_ns;
+    return bpf_ktime_get_coarse_ns();
+}
+
+static __always_inline uint64_t atp_fine_now(void) {
+    if (atp_settings.test_clock)
+        return *(volatile uint64_t *)&atp_control_area.test_clock_ns;
+    return bpf_ktime_get_ns();
+}
+
+static __always_inline struct atp_job_entry *atp_find_job(uint32_t job_id) {
+    const uint64_t *slot = bpf_map_lookup_elem(&atp_job_slots, &job_id);
+    uint32_t entry;
+
+    if (!slot || *slot == 0)
+        return NULL;
+    entry = (uint32_t)*slot - 1;
+    return bpf_map_lookup_elem(&atp_jobs, &entry);
+}
+
+static __always_inline uint64_t *atp_find_counters(uint32_t job_id) {
+    struct atp_counters *counters = bpf_map_lookup_elem(&atp_counters, &job_id);
+
+    return counters ? counters->c : NULL;
+}
+
+static __always_inline struct atp_queue *atp_find_queue(const struct atp_job_entry *job) {
+    uint32_t slot = job->queue;
+
+    if (slot == 0)
+        return NULL;
+    slot--;
+    return bpf_map_lookup_elem(&atp_queues, &slot);
+}
+
+enum atp_parsed {
+    ATP_PARSED_FOREIGN, /* not ATP */
+    ATP_PARSED_HEADER,
+    ATP_PARSED_SHORT_FRAME, /* ATP, but the header is not in the linear part, or too short for one */
+};
+
+struct atp_frame {
+    struct atp_header h;
+    uint32_t length; /* ATP header and values, bytes */
+    uint32_t bytes;  /* frame without padding */
+    uint32_t ce;     /* the IP header has the congestion mark */
+};
+
+/* Everything up to the ATP header; the frame's first ATP_OFF_HEADER bytes must be in reach. */
+static __always_inline int atp_is_ours(const void *data, const void *data_end) {
+    const struct ethhdr *eth = data;
+    const struct iphdr *ip = data + ETH_HLEN;
+    const struct udphdr *udp = data + ATP_OFF_UDP;
+
+    if (data + ATP_OFF_HEADER > data_end)
+        return 0;
+    return eth->h_proto == bpf_htons(ETH_P_IP) && *(const uint8_t *)ip == 0x45 && ip->protocol == IPPROTO_UDP &&
+           udp->dest == bpf_htons(ATP_UDP_PORT) && !(ip->frag_off & bpf_htons(ATP_FRAGMENT));
+}
+
+/* Lengths come from the IP header, so the padding of a short frame does not count. 0: malformed, not ours to judge. */
+static __always_inline int atp_lengths(const void *data, uint32_t frame_bytes, struct atp_frame *f) {
+    const struct iphdr *ip = data + ETH_HLEN;
+    const struct udphdr *udp = data + ATP_OFF_UDP;
+    uint32_t total = bpf_ntohs(ip->tot_len);
+
+    if (total < 28 || total + ETH_HLEN > frame_bytes || bpf_ntohs(udp->len) != total - 20)
+        return 0;
+    f->bytes = total + ETH_HLEN;
+    f->length = total - 28;
+    f->ce = (ip->tos & 3) == 3;
+    return 1;
+}
+
+static __always_inline void atp_read_header(const void *data, struct atp_header *h) {
+    const uint32_t *w = data + ATP_OFF_HEADER;
+
+    h->key = bpf_ntohl(w[0]);
+    h->bitmap0 = bpf_ntohl(w[1]);
+    h->bitmap1 = bpf_ntohl(w[2]);
+    h->flags = bpf_ntohl(w[3]);
+}
+
+static __always_inline void atp_write_header(void *data, const struct atp_header *h) {
+    struct udphdr *udp = data + ATP_OFF_UDP;
+    uint32_t *w = data + ATP_OFF_HEADER;
+
+    w[1] = bpf_htonl(h->bitmap0);
+    w[2] = bpf_htonl(h->bitmap1);
+    w[3] = bpf_htonl(h->flags);
+    udp->check = 0;
+}
+
+/* Steps 8 to 10 for a packet of COUNT pairs, in blocks of BLOCK. Returns whether the packet goes on, -1: not in reach.
+ */
+#define ATP_DEFINE_LOCKED(COUNT, BLOCK)                                                                                \
+    static __always_inline int atp_locked_##COUNT(struct atp_aggregator *agg, void *data, void *data_end,              \
+                                                  struct atp_header *h, const struct atp_admitted *p, uint64_t now_ns, \
+                                                  uint64_t *c) {                                                       \
+        struct atp_aggregator_head *head = (struct atp_aggregator_head *)agg;                                          \
+        uint8_t *values = data + ATP_OFF_VALUES;                                                                       \
+        struct atp_step step;                                                                                          \
+                                                                                                                       \
+        if (data + ATP_OFF_VALUES + 8 * (COUNT) > data_end)                                                            \
+            return -1;                                                                                                 \
+        bpf_spin_lock(&agg->lock);                                                                                     \
+        atp_decide(head, h, p, now_ns, atp_settings.stale_ns, c, &step);                                               \
+        if (step.op == ATP_VALUES_ADD)                                                                                 \
+            atp_values_add(head, agg->pairs, values, p->lane, COUNT, BLOCK);                                           \
+        else if (step.op == ATP_VALUES_STORE)                                                                          \
+            atp_values_store(head, agg->pairs, values, p->lane, COUNT, BLOCK);                                         \
+        if (step.load)                                                                                                 \
+            atp_values_load(head, agg->pairs, values, COUNT, BLOCK);                                                   \
+        if (step.release)                                                                                              \
+            atp_release(head);                                                                                         \
+        bpf_spin_unlock(&agg->lock);                                                                                   \
+        return (int)step.forward;                                                                                      \
+    }
+
+ATP_DEFINE_LOCKED(31, 31)
+#if ATP_PROFILE >= 350
+ATP_DEFINE_LOCKED(175, 25)
+#endif
+#if ATP_PROFILE >= 870
+ATP_DEFINE_LOCKED(435, 29)
+#endif
+
+/* Steps 7 to 10. Returns whether the packet goes on. */
+static __always_inline int atp_aggregate(void *data, void *data_end, struct atp_frame *f,
+                                         const struct atp_job_entry *job, const struct atp_admitted *p, uint64_t *c) {
+    const uint32_t index = f->h.flags & ATP_AGGREGATOR_INDEX_MASK;
+    struct atp_aggregator *agg = bpf_map_lookup_elem(&atp_aggregators, &index);
+    struct atp_queue *queue = atp_find_queue(job);
+    int forward = -1;
+
+    if (!agg) { /* the control plane refuses such regions */
+        c[ATP_C_REJECTED_INDEX]++;
+        return 0;
+    }
+    if (!(f->h.flags & ATP_F_ECN) && (f->ce || (queue && atp_queue_is_over(queue, atp_fine_now())))) {
+        f->h.flags |= ATP_F_ECN;
+        c[ATP_C_ECN_MARKED]++;
+    }
+    if (f->length == ATP_HEADER_BYTES + 4 * 62)
+        forward = atp_locked_31(agg, data, data_end, &f->h, p, atp_coarse_now(), c);
+#if ATP_PROFILE >= 350
+    else if (f->length == ATP_HEADER_BYTES + 4 * 350)
+        forward = atp_locked_175(agg, data, data_end, &f->h, p, atp_coarse_now(), c);
+#endif
+#if ATP_PROFILE >= 870
+    else if (f->length == ATP_HEADER_BYTES + 4 * 870)
+        forward = atp_locked_435(agg, data, data_end, &f->h, p, atp_coarse_now(), c);
+#endif
+    if (forward < 0) {
+        c[ATP_C_REJECTED_LENGTH]++;
+        return 0;
+    }
+    if (!forward)
+        return 0;
+    atp_write_header(data, &f->h);
+    return 1;
+}
+
+/* A packet towards the PS leaves by the port of its phantom queue. */
+static __always_inline void atp_account(const struct atp_job_entry *job, uint32_t bytes, uint64_t *c) {
+    struct atp_queue *queue = atp_find_queue(job);
+
+    c[ATP_C_BYTES_OUT] += bytes;
+    if (queue)
+        atp_queue_add(queue, atp_fine_now(), bytes);
+}
+
+static __always_inline void atp_release_by_ack(const struct atp_header *h, uint64_t *c) {
+    const uint32_t index = h->flags & ATP_AGGREGATOR_INDEX_MASK;
+    struct atp_aggregator *agg = bpf_map_lookup_elem(&atp_aggregators, &index);
+    int released;
+
+    if (!agg)
+        return;
+    bpf_spin_lock(&agg->lock);
+    released = atp_decide_ack((struct atp_aggregator_head *)agg, h);
+    bpf_spin_unlock(&agg->lock);
+    c[ATP_C_RELEASED] += (uint64_t)released;
+}
+
+/* ---- tc ---- */
+
+/* Rewrite the destination of the copy that is about to leave. */
+static __always_inline int atp_readdress(struct __sk_buff *skb, const struct atp_replica *replica) {
+    void *data = (void *)(long)skb->data;
+    void *data_end = (void *)(long)skb->data_end;
+    struct ethhdr *eth = data;
+    struct iphdr *ip = data + ETH_HLEN;
+    struct udphdr *udp = data + ATP_OFF_UDP;
+    uint32_t before, after, sum;
+
+    if (data + ATP_OFF_HEADER > data_end)
+        return -1;
+    __builtin_memcpy(eth->h_dest, replica->dst_mac, ETH_ALEN);
+    before = ip->daddr;
+    after = bpf_htonl(replica->dst_ip);
+    /* RFC 1624: HC' = ~(~HC + ~m + m'), in 16-bit words of either byte order. */
+    sum = (uint16_t)~ip->check + (uint16_t)~before + (uint16_t)(~before >> 16) + (uint16_t)after + (after >> 16);
+    sum = (sum & 0xffff) + (sum >> 16);
+    sum = (sum & 0xffff) + (sum >> 16);
+    ip->check = (uint16_t)~sum;
+    ip->daddr = after;
+    if (replica->dst_port)
+        udp->dest = bpf_htons(replica->dst_port);
+    udp->check = 0;
+    return 0;
+}
+
+static __always_inline int atp_replicate(struct __sk_buff *skb, const struct atp_job_entry *job, uint32_t bytes,
+                                         uint64_t *c) {
+    const struct atp_group_entry *group;
+    uint32_t id = job->group;
+    const uint64_t *slot;
+    uint32_t entry;
+
+    c[ATP_C_ACKS]++;
+    if (id == 0) {
+        c[ATP_C_BYTES_OUT] += bytes;
+        return TC_ACT_UNSPEC;
+    }
+    slot = bpf_map_lookup_elem(&atp_group_slots, &id);
+    if (!slot || *slot == 0)
+        return TC_ACT_SHOT; /* a group without members */
+    entry = (uint32_t)*slot - 1;
+    group = bpf_map_lookup_elem(&atp_groups, &entry);
+    if (!group)
+        return TC_ACT_SHOT;
+    for (uint32_t i = 0; i < ATP_REPLICAS_MAX; i++) {
+        if (i >= group->count)
+            break;
+        if (atp_readdress(skb, &group->replica[i]))
+            break;
+        if (bpf_clone_redirect(skb, group->replica[i].port, 0) == 0)
+            c[ATP_C_BYTES_OUT] += bytes;
+    }
+    return TC_ACT_SHOT;
+}
+
+static __always_inline int atp_tc_main(struct __sk_buff *skb, const int acks_only) {
+    void *data = (void *)(long)skb->data;
+    void *data_end = (void *)(long)skb->data_end;
+    struct atp_admitted admitted = {0};
+    struct atp_frame f = {0};
+    struct atp_job_entry *job;
+    uint32_t job_id, wanted;
+    uint64_t *c;
+
+    if (skb->protocol != bpf_htons(ETH_P_IP))
+        return TC_ACT_UNSPEC;
+    if (data + ATP_OFF_HEADER > data_end) {
+        if (skb->len < ATP_OFF_HEADER || bpf_skb_pull_data(skb, ATP_OFF_HEADER))
+            return TC_ACT_UNSPEC;
+        data = (void *)(long)skb->data;
+        data_end = (void *)(long)skb->data_end;
+    }
+    if (!atp_is_ours(data, data_end))
+        return TC_ACT_UNSPEC;
+    if (skb->gso_size) { /* several packets in one buffer: their sum would be wrong, so they go to the PS */
+        c = atp_find_counters(0);
+        if (c && !acks_only)
+            c[ATP_C_PASSED_GSO]++;
+        return TC_ACT_UNSPEC;
+    }
+    if (!atp_lengths(data, skb->len, &f))
+        return TC_ACT_UNSPEC;
+    if (f.length < ATP_HEADER_BYTES) {
+        c = atp_find_counters(0);
+        if (c && !acks_only) {
+            c[ATP_C_REJECTED_SHORT]++;
+            c[ATP_C_BYTES_IN] += f.bytes;
+        }
+        return acks_only ? TC_ACT_UNSPEC : TC_ACT_SHOT;
+    }
+    wanted = f.bytes;
+    if (wanted > ATP_OFF_VALUES + 4 * ATP_PROFILE)
+        wanted = ATP_OFF_VALUES; /* too long for any job here: the header is enough to count it */
+    if (data + wanted > data_end) {
+        if (bpf_skb_pull_data(skb, wanted))
+            return TC_ACT_UNSPEC;
+        data = (void *)(long)skb->data;
+        data_end = (void *)(long)skb->data_end;
+    }
+    if (data + ATP_OFF_VALUES > data_end)
+        return TC_ACT_UNSPEC;
+    atp_read_header(data, &f.h);
+    if (acks_only && (f.h.flags & (ATP_F_ACK | ATP_F_RAW)) != ATP_F_ACK)
+        return TC_ACT_UNSPEC;
+
+    job_id = f.h.key >> ATP_JOB_ID_SHIFT;
+    job = atp_find_job(job_id);
+    c = atp_find_counters(job ? job_id : 0);
+    if (!c)
+        return TC_ACT_UNSPEC;
+    c[ATP_C_BYTES_IN] += f.bytes;
+    if (!job) {
+        c[ATP_C_PASSED_UNKNOWN_JOB]++;
+        c[ATP_C_BYTES_OUT] += f.bytes;
+        return TC_ACT_UNSPEC;
+    }
+    switch (atp_admit(job, &f.h, skb->ifindex, f.length, c, &admitted)) {
+    case ATP_ACK:
+        atp_release_by_ack(&f.h, c);
+        return atp_replicate(skb, job, f.bytes, c);
+    case ATP_DROP:
+        return TC_ACT_SHOT;
+    case ATP_AGGREGATE:
+        if (acks_only || !atp_aggregate(data, data_end, &f, job, &admitted, c))
+            return TC_ACT_SHOT;
+        break;
+    case ATP_PASS:
+        break;
+    }
+    atp_account(job, f.bytes, c);
+    return TC_ACT_UNSPEC;
+}
+
+SEC("tc")
+int atp_tc(struct __sk_buff *skb) {
+    return atp_tc_main(skb, 0);
+}
+
+/* Beside the XDP program of the same port, which has seen everything but the ACKs. */
+SEC("tc")
+int atp_tc_ack(struct __sk_buff *skb) {
+    return atp_tc_main(skb, 1);
+}
+
+/* ---- XDP ---- */
+
+static __always_inline int atp_xdp_main(struct xdp_md *ctx) {
+    void *data = (void *)(long)ctx->data;
+    void *data_end = (void *)(long)ctx->data_end;
+    struct atp_admitted admitted = {0};
+    struct atp_frame f = {0};
+    struct atp_job_entry *job;
+    uint32_t job_id;
+    uint64_t *c;
+
+    if (!atp_is_ours(data, data_end) || !atp_lengths(data, (uint32_t)(data_end - data), &f))
+        return XDP_PASS;
+    if (f.length < ATP_HEADER_BYTES) {
+        c = atp_find_counters(0);
+        if (c) {
+            c[ATP_C_REJECTED_SHORT]++;
+            c[ATP_C_BYTES_IN] += f.bytes;
+        }
+        return XDP_DROP;
+    }
+    if (data + ATP_OFF_VALUES > data_end)
+        return XDP_PASS;
+    atp_read_header(data, &f.h);
+    if ((f.h.flags & (ATP_F_ACK | ATP_F_RAW)) == ATP_F_ACK)
+        return XDP_PASS; /* for atp_tc_ack */
+
+    job_id = f.h.key >> ATP_JOB_ID_SHIFT;
+    job = atp_find_job(job_id);
+    c = atp_find_counters(job ? job_id : 0);
+    if (!c)
+        return XDP_PASS;
+    c[ATP_C_BYTES_IN] += f.bytes;
+    if (!job) {
+        c[ATP_C_PASSED_UNKNOWN_JOB]++;
+        c[ATP_C_BYTES_OUT] += f.bytes;
+        return XDP_PASS;
+    }
+    switch (atp_admit(job, &f.h, ctx->ingress_ifindex, f.length, c, &admitted)) {
+    case ATP_AGGREGATE:
+        if (!atp_aggregate(data, data_end, &f, job, &admitted, c))
+            return XDP_DROP;
+        break;
+    case ATP_PASS:
+        break;
+    case ATP_ACK:
+    case ATP_DROP:
+        return XDP_DROP;
+    }
+    atp_account(job, f.bytes, c);
+    return XDP_PASS;
+}
+
+SEC("xdp")
+int atp_xdp(struct xdp_md *ctx) {
+    return atp_xdp_main(ctx);
+}
+
+/* ---- control ---- */
+
+static long atp_scan_one(uint32_t i, void *context) {
+    const uint32_t op = atp_control_area.op;
+    const uint32_t job_id = atp_control_area.job_id;
+    uint32_t index = atp_control_area.start + i;
+    struct atp_aggregator *agg = bpf_map_lookup_elem(&atp_aggregators, &index);
+
+    if (!agg)
+        return 1;
+    if (agg->key == 0)
+        return 0;
+    bpf_spin_lock(&agg->lock);
+    if (agg->key != 0 && (op == ATP_SCAN_SWEEP ? atp_is_stale((struct atp_aggregator_head *)agg, *(uint64_t *)context,
+                                                              atp_settings.stale_ns)
+                                               : job_id == 0 || agg->key >> ATP_JOB_ID_SHIFT == job_id)) {
+        atp_control_area.found++;
+        if (op != ATP_SCAN_COUNT)
+            atp_release((struct atp_aggregator_head *)agg);
+    }
+    bpf_spin_unlock(&agg->lock);
+    return 0;
+}
+
+SEC("tc")
+int atp_scan(struct __sk_buff *skb) {
+    uint64_t now_ns = atp_coarse_now();
+
+    (void)skb;
+    atp_control_area.found = 0;
+    bpf_loop(atp_control_area.end - atp_control_area.start, atp_scan_one, &now_ns, 0);
+    return 0;
+}
+
+#ifdef ATP_BENCH
+/*
+ * Benchmarks only: turns one buffer that is run again and again into the packets of 31 workers out of a rack of 32, one
+ * sequence after the other, so that every run takes the path that allocates or adds and none completes.
+ */
+SEC("xdp")
+int atp_xdp_bench(struct xdp_md *ctx) {
+    void *data = (void *)(long)ctx->data;
+    void *data_end = (void *)(long)ctx->data_end;
+    uint32_t *w = data + ATP_OFF_HEADER;
+    uint32_t bit, word;
+
+    if (data + ATP_OFF_VALUES > data_end)
+        return XDP_ABORTED;
+    bit = bpf_ntohl(w[1]) << 1;
+    if (bit == 0x80000000u) {
+        bit = 1;
+        word = bpf_ntohl(w[0]);
+        w[0] = bpf_htonl((word & 0xff000000u) | ((word + 1) & ATP_SEQUENCE_MASK));
+        word = bpf_ntohl(w[3]);
+        w[3] = bpf_htonl((word & 0xffff0000u) | ((word + 1) & (atp_settings.aggregators - 1)));
+    }
+    w[1] = bpf_htonl(bit);
+    return atp_xdp_main(ctx);
+}
+#endif

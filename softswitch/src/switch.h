@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+/* Inside libatp_switch: tables that control.c fills alike for every data path, and what differs between those. */
+#ifndef ATP_SWITCH_INTERNAL_H
+#define ATP_SWITCH_INTERNAL_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "atp_switch_core.h"
+#include "atp_switch_shared.h"
+#include "atp_testing.h"
+
+#define ATP_EXPORT __attribute__((visibility("default")))
+
+struct atp_switch;
+
+/* What a data path does for the control plane. Called with the switch locked. */
+struct atp_backend {
+    /* Wait until no packet uses what it read from the tables before. */
+    void (*barrier)(struct atp_switch *sw);
+    /* Visit all aggregators; returns how many matched, or a negative errno. */
+    int (*scan)(struct atp_switch *sw, enum atp_scan_op op, uint8_t job_id);
+    int (*read_counters)(struct atp_switch *sw, uint8_t job_id, uint64_t *out);
+    /* Copy head and pairs as of one moment. */
+    int (*read_aggregator)(struct atp_switch *sw, uint32_t index, struct atp_aggregator_head *head, uint64_t *pairs);
+    void (*close)(struct atp_switch *sw);
+};
+
+/* The tables are memory of the data path: that of the process, or of the BPF maps, mapped. */
+struct atp_tables {
+    uint64_t *job_slots;            /* [ATP_JOBS] */
+    struct atp_job_entry *jobs;     /* [2 * ATP_JOBS] */
+    uint64_t *group_slots;          /* [ATP_GROUPS] */
+    struct atp_group_entry *groups; /* [2 * ATP_GROUPS] */
+    struct atp_queue *queues;       /* [ATP_QUEUES] */
+};
+
+struct atp_bpf;
+struct atp_native;
+
+struct atp_switch {
+    const struct atp_backend *backend;
+    struct atp_tables tables;
+    pthread_mutex_t lock;
+    uint32_t aggregators;
+    uint32_t values;
+    uint64_t stale_ns;
+    /* Which of its two entries a job or group uses. */
+    uint8_t job_half[ATP_JOBS];
+    uint8_t group_half[ATP_GROUPS];
+    struct atp_bpf *bpf;       /* NULL: native */
+    struct atp_native *native; /* NULL: BPF */
+};
+
+/* Check the options and make the common part; the caller fills in tables and backend. */
+int atp_switch_new(const struct atp_switch_options *options, struct atp_switch **out);
+bool atp_is_profile(uint32_t values);
+/* The port towards the PS: the first that is configured, 0 if none. */
+uint32_t atp_ps_port(const struct atp_job_entry *job);
+
+/* atp_test_set_clock(), by data path. */
+void atp_native_set_clock(struct atp_switch *sw, uint64_t now_ns);
+
+/* One packet through the native core, the switch locked. */
+typedef void (*atp_forward_fn)(void *context, uint32_t egress_port, uint32_t dst_ip, uint16_t dst_port,
+                               const uint8_t *payload, size_t length, int ecn);
+int atp_native_packet(struct atp_switch *sw, uint32_t ingress_port, uint32_t dst_ip, int ce, uint8_t *payload,
+                      size_t length, uint64_t now_ns, atp_forward_fn forward, void *context);
+/* The clock of the native data path: monotonic, or the test's. */
+uint64_t atp_native_now(const struct atp_switch *sw);
+void atp_native_count(struct atp_switch *sw, uint8_t job_id, enum atp_counter counter, uint64_t add);
+/* The relay's place in the native data path. */
+struct atp_relay;
+struct atp_relay **atp_native_relay(struct atp_switch *sw);
+
+#endif
