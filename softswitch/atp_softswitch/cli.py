@@ -15,14 +15,16 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from . import __version__, log as logs
+from . import __version__
+from . import log as logs
+from .dataplane import PROFILES
 from .errors import DataplaneError
 from .httpd import HealthServer
 from .library import ENV_LIBRARY, ENV_OBJECT_DIR, SwitchLibrary, find_library, find_object_dir
 from .metrics import SwitchCollector
 from .pipeline import contract_path, load_p4info
 from .ports import PortKeeper, Selection
-from .server import PROFILES, P4RuntimeService, start
+from .server import P4RuntimeService, start
 
 ATP_PORT = 10800
 

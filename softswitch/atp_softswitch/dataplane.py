@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+PROFILES = (62, 350, 870)
 REGIONS_MAX = 4
 GROUP_MAX = 1023
 REPLICAS_MAX = 64

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from finsy.proto import p4d, p4r
 
 from . import bytestring
-from .dataplane import REGIONS_MAX, Dataplane, JobConfig, Region, Replica
+from .dataplane import PROFILES, REGIONS_MAX, Dataplane, JobConfig, Region, Replica
 from .entries import (
     Entry,
     Group,
@@ -33,6 +33,7 @@ _INSERT, _MODIFY, _DELETE = p4r.Update.INSERT, p4r.Update.MODIFY, p4r.Update.DEL
 _CODE_OF_ERRNO = {
     errno.EINVAL: Code.INVALID_ARGUMENT,
     errno.ERANGE: Code.OUT_OF_RANGE,
+    errno.EMSGSIZE: Code.INVALID_ARGUMENT,
     errno.ENOSPC: Code.RESOURCE_EXHAUSTED,
     errno.E2BIG: Code.RESOURCE_EXHAUSTED,
     errno.ENOMEM: Code.RESOURCE_EXHAUSTED,
@@ -206,10 +207,11 @@ class Device:
             )
         if entry.table == "job":
             values = entry.params[0]
-            if not 1 <= values <= self.dataplane.values:
+            offered = [profile for profile in PROFILES if profile <= self.dataplane.values]
+            if values not in offered:
                 raise P4RuntimeError(
                     Code.INVALID_ARGUMENT,
-                    f"set_job.values is {values}; this switch aggregates 1..{self.dataplane.values} values a packet",
+                    f"set_job.values is {values}; this switch aggregates {offered} values a packet",
                 )
         elif entry.table == "region":
             low, high = entry.range(1)
@@ -224,8 +226,12 @@ class Device:
                     Code.RESOURCE_EXHAUSTED,
                     f"job {entry.exact(0)} has {REGIONS_MAX} regions, the most it can have",
                 )
-        elif entry.table in ("admission", "transit") and entry.exact(len(entry.match) - 1) == 0:
-            raise P4RuntimeError(Code.INVALID_ARGUMENT, f"{entry.table}: an empty bitmap admits nothing")
+        elif entry.table in ("admission", "transit"):
+            bitmap = entry.exact(len(entry.match) - 1)
+            if bitmap.bit_count() != 1:
+                raise P4RuntimeError(
+                    Code.INVALID_ARGUMENT, f"{entry.table}: bitmap {bitmap:#x} must have exactly one bit"
+                )
 
     # -- one key changes: tables first, then the data path, and back again if that refuses ---------------------------
 

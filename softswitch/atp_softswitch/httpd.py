@@ -36,7 +36,7 @@ class HealthServer:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            def log_message(self, format: str, *args: object) -> None:
                 """Probes come every few seconds; they are not worth a line."""
 
         self._server = ThreadingHTTPServer((host, port), Handler)

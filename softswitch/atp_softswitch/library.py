@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 from .dataplane import REGIONS_MAX, AggregatorState, JobConfig, Replica
 from .errors import DataplaneError
 
-COUNTERS = 22
+_COUNTERS_MAX = 64
 ENV_LIBRARY = "ATP_SWITCH_LIBRARY"
 ENV_OBJECT_DIR = "ATP_SWITCH_OBJECT_DIR"
 
@@ -157,7 +158,9 @@ class SwitchLibrary:
         self._lib.atp_switch_close.restype = None
         self._lib.atp_counter_names.restype = POINTER(c_char_p)
         names = self._lib.atp_counter_names()
-        self._counter_names = [names[index].decode("ascii") for index in range(COUNTERS)]
+        # The library ends its list with a null pointer; what it does not name it does not count.
+        found = (names[index] for index in range(_COUNTERS_MAX))
+        self._counter_names = [name.decode("ascii") for name in itertools.takewhile(bool, found)]
         self._lock = threading.Lock()
         self._aggregators = aggregators
         self._values = values
@@ -237,7 +240,7 @@ class SwitchLibrary:
         self._call("atp_switch_set_group", group, raw, len(replicas))
 
     def read_counters(self, job_id: int) -> Mapping[str, int]:
-        raw = (c_uint64 * COUNTERS)()
+        raw = (c_uint64 * len(self._counter_names))()
         self._call("atp_switch_read_counters", job_id, raw)
         return dict(zip(self._counter_names, raw, strict=True))
 

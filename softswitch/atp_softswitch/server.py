@@ -15,14 +15,13 @@ from finsy.proto import p4i, p4r, p4r_grpc, rpc_status
 from google.protobuf import any_pb2, struct_pb2
 
 from .arbitration import Arbiter, Notice
-from .dataplane import GROUP_MAX, AggregatorState, Dataplane, JobConfig, Replica
+from .dataplane import GROUP_MAX, PROFILES, AggregatorState, Dataplane, JobConfig, Replica
 from .device import Device
 from .errors import Code, P4RuntimeError
 from .pipeline import Pipeline, verify
 
 API_VERSION = "1.5.0"
 MESSAGE_BYTES_MAX = 16 << 20
-PROFILES = (62, 350, 870)
 _READ_BATCH = 512
 
 log = logging.getLogger("atp_softswitch.server")

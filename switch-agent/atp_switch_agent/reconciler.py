@@ -1,0 +1,418 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The level-triggered loop: desired state and port answers in, the switch's entries out, and what really holds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api
+
+from . import __version__
+from .driver import RESOURCE_EXHAUSTED, Driver, Facts, Refusal, SwitchLost
+from .entries import Entry, Key
+from .planner import (
+    CannotHold,
+    Diff,
+    EndpointKey,
+    Limits,
+    Port,
+    combine,
+    diff,
+    endpoints,
+    job_of,
+    plan_job,
+    validate,
+)
+from .resolver import PortResolver, Resolution, Unresolved
+
+log = logging.getLogger("atp_switch_agent.reconciler")
+
+_PROGRAMMED, _PENDING, _FAILED = (
+    api.JobStatus.PROGRAMMED,
+    api.JobStatus.PENDING,
+    api.JobStatus.FAILED,
+)
+
+
+class StaleGeneration(Exception):
+    """A desired state older than the one in force."""
+
+
+@dataclass
+class Settings:
+    """Of one agent. `facts` are what the command line says of the switch; the switch's own word comes second."""
+
+    switch_name: str
+    facts: Facts = field(default_factory=Facts)
+    audit_seconds: float = 30.0
+    retry_first: float = 0.5
+    retry_last: float = 10.0
+    apply_seconds: float = 10.0
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    state: api.JobStatus.State.ValueType
+    reason: str = ""
+    message: str = ""
+
+
+class _Ports:
+    """Answers of the resolver for one pass, as the planner wants them."""
+
+    def __init__(self, answers: Mapping[EndpointKey, Resolution]) -> None:
+        self._answers = answers
+
+    def __call__(self, key: EndpointKey) -> Port:
+        answer = self._answers[key]
+        assert isinstance(answer, Port)
+        return answer
+
+    def missing(self, job: api.Job) -> list[str]:
+        """Why end points of a job have no port."""
+        answers = [self._answers[key] for key in endpoints(job)]
+        return [answer.message for answer in answers if isinstance(answer, Unresolved)]
+
+
+class Reconciler:
+    """One switch. All methods run in one event loop."""
+
+    def __init__(self, settings: Settings, driver: Driver, resolver: PortResolver) -> None:
+        self.settings = settings
+        self.driver = driver
+        self._resolver = resolver
+        self._facts = settings.facts
+        self._facts_session = 0
+        self._desired: api.DesiredState | None = None
+        self._outcomes: dict[int, _Outcome] = {}
+        self._in_sync = False
+        self._reason, self._message = "NoDesiredState", "the operator has sent no desired state yet"
+        self._wake = asyncio.Event()
+        self._passes_wanted = 0
+        self._passes_done = 0
+        self._done = asyncio.Condition()
+        self._changed = asyncio.Condition()
+        self._last: api.Telemetry | None = None
+
+    # -- what callers see -------------------------------------------------------------------------------------
+
+    def poke(self) -> None:
+        """Something changed: run a pass soon."""
+        self._passes_wanted += 1
+        self._wake.set()
+
+    @property
+    def facts(self) -> Facts:
+        """Target and limits: the command line's first, then the switch's."""
+        told, given = self._facts, self.settings.facts
+        return Facts(
+            given.target or told.target,
+            Limits(
+                given.limits.aggregators or told.limits.aggregators,
+                given.limits.values or told.limits.values,
+                min(given.limits.multicast_groups, told.limits.multicast_groups),
+            ),
+        )
+
+    @property
+    def generation(self) -> int:
+        """Of the desired state in force; 0 if there is none."""
+        return self._desired.generation if self._desired else 0
+
+    @property
+    def last_telemetry(self) -> api.Telemetry | None:
+        """The newest counters that were read."""
+        return self._last
+
+    def capabilities(self) -> api.Capabilities:
+        """What the switch is and can hold, as far as it is known."""
+        facts = self.facts
+        return api.Capabilities(
+            switch_name=self.settings.switch_name,
+            target=facts.target,
+            aggregators=facts.limits.aggregators,
+            values=facts.limits.values,
+            multicast_groups=facts.limits.multicast_groups,
+            job_ids=255,
+            fan_in_max=32,
+            pipeline=self.driver.codec.name,
+            version=__version__,
+        )
+
+    def observed(self) -> api.ObservedState:
+        """What the switch holds, as of the last pass and the stream's state now."""
+        link = self.driver.link
+        state = api.ObservedState(
+            switch_name=self.settings.switch_name,
+            generation=self.generation,
+            connected=link.connected and link.primary,
+            in_sync=self._in_sync and link.primary,
+            reason=self._reason,
+            message=self._message,
+        )
+        if not link.primary:
+            state.reason, state.message = link.reason, link.message
+        for job in self._desired.jobs if self._desired else ():
+            outcome = self._outcomes.get(job.job_id, _Outcome(_PENDING, "Programming", "not programmed yet"))
+            if not link.primary:
+                outcome = _Outcome(_PENDING, link.reason, link.message)
+            state.jobs.add(
+                job_id=job.job_id,
+                epoch=job.epoch,
+                uid=job.uid,
+                state=outcome.state,
+                reason=outcome.reason,
+                message=outcome.message,
+            )
+        return state
+
+    async def apply(self, desired: api.DesiredState) -> api.ObservedState:
+        """Take a desired state, and wait (bounded) for one pass over it.
+
+        Raises InvalidState or StaleGeneration; nothing is changed then.
+        """
+        validate(desired, self.settings.switch_name, self.facts.limits)
+        current = self._desired
+        if current is not None and current.writer == desired.writer:
+            if desired.generation < current.generation:
+                raise StaleGeneration(
+                    f"generation {desired.generation} is older than {current.generation} of the same writer "
+                    f"{desired.writer!r}"
+                )
+            if desired.generation == current.generation and desired != current:
+                log.warning("the same generation with other content", extra={"generation": desired.generation})
+        kept = api.DesiredState()
+        kept.CopyFrom(desired)
+        self._desired = kept
+        known = {(job.job_id, job.uid, job.epoch) for job in current.jobs} if current else set()
+        fresh = {job.job_id for job in kept.jobs if (job.job_id, job.uid, job.epoch) not in known}
+        self._outcomes = {
+            job_id: outcome for job_id, outcome in self._outcomes.items() if job_id not in fresh
+        }
+        self.poke()
+        target = self._passes_wanted
+        try:
+            async with asyncio.timeout(self.settings.apply_seconds):
+                async with self._done:
+                    await self._done.wait_for(lambda: self._passes_done >= target)
+        except TimeoutError:
+            log.warning("apply returns before the pass is done")
+        return self.observed()
+
+    # -- the loop ---------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Reconcile until cancelled."""
+        watcher = asyncio.create_task(self._watch_ports())
+        retry = self.settings.retry_first
+        try:
+            while True:
+                self._wake.clear()
+                target = self._passes_wanted
+                await self._pass()
+                async with self._done:
+                    self._passes_done = target
+                    self._done.notify_all()
+                if self._settled():
+                    retry = self.settings.retry_first
+                    delay = self.settings.audit_seconds
+                else:
+                    delay, retry = retry, min(retry * 2, self.settings.retry_last)
+                try:
+                    await asyncio.wait_for(self._wake.wait(), delay)
+                except TimeoutError:
+                    continue
+        finally:
+            watcher.cancel()
+
+    def _settled(self) -> bool:
+        if self._desired is None or not self.driver.link.primary:
+            return True  # what comes next wakes the loop
+        return self._in_sync and all(o.state == _PROGRAMMED for o in self._outcomes.values())
+
+    async def _watch_ports(self) -> None:
+        while True:
+            try:
+                await self._resolver.changed()
+            except ValueError as error:
+                log.error("ports: %s", error)
+                continue
+            self._wake.set()
+
+    async def _pass(self) -> None:
+        before = self.observed()
+        try:
+            await self._reconcile()
+        except SwitchLost as error:
+            self._in_sync = False
+            self._reason, self._message = error.reason, error.message
+            for job in self._desired.jobs if self._desired else ():
+                self._outcomes[job.job_id] = _Outcome(_PENDING, error.reason, error.message)
+        if self.observed() != before:
+            log.info(
+                "observed",
+                extra={
+                    "generation": self.generation,
+                    "in_sync": self._in_sync,
+                    "reason": self._reason,
+                    "jobs": {
+                        job.job_id: api.JobStatus.State.Name(job.state) for job in self.observed().jobs
+                    },
+                },
+            )
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def _reconcile(self) -> None:
+        link = self.driver.link
+        if not link.primary:
+            self._in_sync = False
+            return
+        if self._facts_session != link.session:
+            self._facts = await self.driver.facts()
+            self._facts_session = link.session
+        await self.driver.ensure_pipeline()
+        desired = self._desired
+        if desired is None:
+            self._in_sync = False
+            self._reason, self._message = "NoDesiredState", "the operator has sent no desired state yet"
+            return
+        outcomes: dict[int, _Outcome] = {}
+        plans = await self._plan(desired, outcomes)
+        # Each round removes the jobs that the switch refused in the one before, so this ends.
+        while True:
+            now = await self.driver.read()
+            changes = diff(now, combine(plans))
+            if changes.empty:
+                break
+            refused = await self._execute(changes)
+            if not refused:
+                continue
+            blamed = self._blame(refused, plans, now)
+            if not blamed:
+                first = refused[0]
+                raise SwitchLost("SwitchRefused", f"{first.entry.key}: {first.message}")
+            for job_id, outcome in blamed.items():
+                outcomes[job_id] = outcome
+                del plans[job_id]
+        for job_id in plans:
+            outcomes[job_id] = _Outcome(_PROGRAMMED)
+        if self._desired is not desired:
+            return  # another one came in meanwhile; its own pass reports
+        self._outcomes = outcomes
+        waiting = [o for o in outcomes.values() if o.state != _PROGRAMMED]
+        self._in_sync = not waiting
+        self._reason = waiting[0].reason if waiting else ""
+        self._message = waiting[0].message if waiting else ""
+
+    async def _plan(
+        self, desired: api.DesiredState, outcomes: dict[int, _Outcome]
+    ) -> dict[int, list[Entry]]:
+        wanted = {key for job in desired.jobs for key in endpoints(job)}
+        ports = _Ports(await self._resolver.resolve(wanted))
+        plans: dict[int, list[Entry]] = {}
+        for job in desired.jobs:
+            missing = ports.missing(job)
+            if missing:
+                outcomes[job.job_id] = _Outcome(_PENDING, "PortUnresolved", "; ".join(missing[:3]))
+                continue
+            try:
+                plans[job.job_id] = plan_job(job, ports, self.facts.limits)
+            except CannotHold as error:
+                outcomes[job.job_id] = _Outcome(_FAILED, error.reason, error.message)
+        return plans
+
+    async def _execute(self, changes: Diff) -> list[Refusal]:
+        for batch in changes.removals:
+            refused = await self.driver.write(batch)
+            if refused:
+                return refused
+        await self.driver.reset_counters(sorted(changes.resets))
+        for batch in changes.additions:
+            refused = await self.driver.write(batch)
+            if refused:
+                return refused
+        return []
+
+    @staticmethod
+    def _blame(
+        refused: list[Refusal], plans: Mapping[int, list[Entry]], now: Mapping[Key, Entry]
+    ) -> dict[int, _Outcome]:
+        blamed: dict[int, _Outcome] = {}
+        for refusal in refused:
+            job_id = job_of(refusal.entry, (combine(plans), now))
+            if job_id is not None and job_id in plans:
+                reason = "SwitchFull" if refusal.code == RESOURCE_EXHAUSTED else "SwitchRefused"
+                text = f"the switch refuses {refusal.entry.table} {refusal.entry.match}: {refusal.message}"
+                blamed.setdefault(job_id, _Outcome(_FAILED, reason, text))
+        return blamed
+
+    # -- telemetry --------------------------------------------------------------------------------------------
+
+    async def telemetry(self) -> api.Telemetry:
+        """Counters and occupancy now; without counters while the switch is away."""
+        told = api.Telemetry(
+            switch_name=self.settings.switch_name, time_seconds=time.time(), observed=self.observed()
+        )
+        jobs = {job.job_id: job for job in self._desired.jobs} if self._desired else {}
+        try:
+            counters = await self.driver.counters((0, *jobs))
+            occupied = await self.driver.occupancy((0, *jobs))
+        except SwitchLost:
+            return told
+        for job_id, cells in counters.items():
+            job = jobs.get(job_id)
+            in_use = occupied.get(job_id, 0) if occupied is not None else _estimate(cells, job)
+            told.jobs.add(
+                job_id=job_id,
+                epoch=job.epoch if job else 0,
+                uid=job.uid if job else "",
+                counters=cells,
+                aggregators_in_use=in_use if job_id else 0,
+            )
+        told.aggregators_in_use = (
+            occupied.get(0, 0)
+            if occupied is not None
+            else sum(job.aggregators_in_use for job in told.jobs)
+        )
+        self._last = told
+        return told
+
+    async def stream(self, period: float) -> AsyncIterator[api.Telemetry]:
+        """Telemetry at least every `period` seconds, and at once when the observed state changes."""
+        while True:
+            told = await self.telemetry()
+            yield told
+            try:
+                await asyncio.wait_for(self._differs_from(told.observed), period)
+            except TimeoutError:
+                continue
+
+    async def _differs_from(self, sent: api.ObservedState) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.observed() != sent)
+
+    async def sample(self, period: float) -> None:
+        """Read the counters now and then for the metrics, until cancelled."""
+        while True:
+            try:
+                await self.telemetry()
+            except SwitchLost:
+                pass
+            await asyncio.sleep(period)
+
+    def job_names(self) -> dict[int, str]:
+        """namespace/name by job ID."""
+        return {job.job_id: job.name for job in self._desired.jobs} if self._desired else {}
+
+
+def _estimate(cells: Mapping[str, int], job: api.Job | None) -> int:
+    """Aggregators in use from counters alone: an upper bound, as sweeps are not counted."""
+    gone = ("released", "resend_partials", "stale_takeovers")
+    used = cells.get("allocated", 0) - sum(cells.get(name, 0) for name in gone)
+    most = sum(region.size for region in job.regions) if job else 0
+    return max(0, min(used, most))

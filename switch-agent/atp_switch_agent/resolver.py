@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From an end point's address to the switch port it is behind."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from .planner import EndpointKey, Port
+
+
+@dataclass(frozen=True)
+class Unresolved:
+    """Why there is no port (yet), and what to do."""
+
+    message: str
+
+
+Resolution = Port | Unresolved
+
+
+class PortResolver(Protocol):
+    """Answers where end points are. An answer may change; `changed` returns when it is worth to ask again."""
+
+    async def resolve(self, endpoints: Collection[EndpointKey]) -> Mapping[EndpointKey, Resolution]:
+        """One answer for each end point. Does not raise for an unknown one."""
+
+    async def changed(self) -> None:
+        """Waits until an answer may differ."""
+
+
+class RelayPorts:
+    """The UDP relay: an end point's port is its IPv4 address."""
+
+    async def resolve(self, endpoints: Collection[EndpointKey]) -> Mapping[EndpointKey, Resolution]:
+        return {
+            key: Port(key.port or int(ipaddress.IPv4Address(key.address)), key.mac or 0) for key in endpoints
+        }
+
+    async def changed(self) -> None:
+        await asyncio.Event().wait()
+
+
+class StaticPorts:
+    """Ports from a JSON file, read again when it changes.
+
+    {"addresses": {"10.0.0.5": {"port": 3, "mac": "02:00:00:00:00:05"}}, "nodes": {"node-a": {"port": 1, "mac": "..."}}}
+
+    An end point's own `port` and `mac` come first, then its address, then its node.
+    """
+
+    POLL_SECONDS = 2.0
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Raises OSError or ValueError if the file cannot be read."""
+        self._path = path
+        self._stamp = self._stat()
+        self._addresses: dict[str, Port] = {}
+        self._nodes: dict[str, Port] = {}
+        self._load()
+
+    def _stat(self) -> tuple[int, int] | None:
+        try:
+            status = self._path.stat() if self._path else None
+        except OSError:
+            return None
+        return (status.st_mtime_ns, status.st_size) if status else None
+
+    def _load(self) -> None:
+        if self._path is None:
+            return
+        try:
+            raw = json.loads(self._path.read_text(encoding="utf-8"))
+            self._addresses = {name: _port(value) for name, value in raw.get("addresses", {}).items()}
+            self._nodes = {name: _port(value) for name, value in raw.get("nodes", {}).items()}
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"{self._path}: not a table of ports: {error}") from error
+
+    async def resolve(self, endpoints: Collection[EndpointKey]) -> Mapping[EndpointKey, Resolution]:
+        return {key: self._one(key) for key in endpoints}
+
+    def _one(self, key: EndpointKey) -> Resolution:
+        known = self._addresses.get(key.address) or self._nodes.get(key.node)
+        number = key.port or (known.number if known else 0)
+        mac = key.mac if key.mac is not None else (known.mac if known else None)
+        if number == 0:
+            where = f" (node {key.node})" if key.node else ""
+            return Unresolved(f"no port for {key.address}{where}; add it to {self._path or '--port-file'}")
+        if mac is None:
+            return Unresolved(f"no MAC address for {key.address}; add it to {self._path or '--port-file'}")
+        return Port(number, mac)
+
+    async def changed(self) -> None:
+        while True:
+            await asyncio.sleep(self.POLL_SECONDS)
+            stamp = self._stat()
+            if stamp is not None and stamp != self._stamp:
+                self._stamp = stamp
+                self._load()
+                return
+
+
+def _port(raw: Mapping[str, object]) -> Port:
+    return Port(int(str(raw["port"])), int(str(raw["mac"]).replace(":", ""), 16))

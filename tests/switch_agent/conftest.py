@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real processes for these tests: the software switch as a relay on loopback, and the agent."""
+
+from __future__ import annotations
+
+import json
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LIBRARY = REPOSITORY / "softswitch" / "build" / "libatp_switch.so"
+
+
+@dataclass
+class Process:
+    """A child that logs JSON lines; `started` is its line with the message `serving`."""
+
+    child: subprocess.Popen[str]
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    _serving: queue.Queue[dict[str, Any]] = field(default_factory=queue.Queue)
+    started: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def run(cls, module: str, *arguments: str) -> Process:
+        child = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments], stderr=subprocess.PIPE, text=True, cwd=REPOSITORY
+        )
+        process = cls(child)
+        threading.Thread(target=process._read, daemon=True).start()
+        try:
+            process.started = process._serving.get(timeout=30)
+        except queue.Empty:
+            process.stop()
+            raise AssertionError(f"{module} did not start: {process.lines}") from None
+        if not process.started:
+            raise AssertionError(f"{module} ended with {child.wait()}: {process.lines}")
+        return process
+
+    def _read(self) -> None:
+        assert self.child.stderr is not None
+        for text in self.child.stderr:
+            try:
+                line = json.loads(text)
+            except ValueError:
+                line = {"message": text}
+            self.lines.append(line)
+            if line["message"] == "serving":
+                self._serving.put(line)
+        self._serving.put({})
+
+    def kill(self) -> None:
+        """End it at once, as a crash does."""
+        self.child.kill()
+        self.child.wait(timeout=10)
+
+    def stop(self) -> int:
+        """SIGTERM, and its exit status."""
+        self.child.terminate()
+        return self.child.wait(timeout=15)
+
+
+@pytest.fixture
+def processes() -> Iterator[Callable[..., Process]]:
+    """Start processes by module name and arguments; what still runs at the end is stopped."""
+    started: list[Process] = []
+
+    def run(module: str, *arguments: str) -> Process:
+        process = Process.run(module, *arguments)
+        started.append(process)
+        return process
+
+    yield run
+    for process in reversed(started):
+        if process.child.poll() is None:
+            process.stop()
+
+
+def free_port() -> int:
+    """A TCP port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def relay(processes: Callable[..., Process]) -> Callable[..., Process]:
+    """Start the software switch as a relay at an address of 127/8."""
+    if not LIBRARY.exists():
+        pytest.skip("softswitch/build/libatp_switch.so is not built: make -C softswitch")
+
+    def run(address: str, *, p4runtime: int = 0, device_id: int = 1, **options: object) -> Process:
+        extra = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+        return processes(
+            "atp_softswitch",
+            *("serve", "--mode", "relay", "--relay-address", address, "--http", "127.0.0.1:0"),
+            *("--listen", f"127.0.0.1:{p4runtime}", "--device-id", str(device_id), "--library", str(LIBRARY)),
+            *extra,
+        )
+
+    return run
+
+
+@pytest.fixture
+def agent(processes: Callable[..., Process]) -> Callable[..., Process]:
+    """Start the agent without TLS on loopback, for the relay's ports."""
+
+    def run(p4runtime: int, *extra: str, name: str = "sw") -> Process:
+        return processes(
+            "atp_switch_agent",
+            *("serve", "--switch-name", name, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"),
+            *("--p4runtime", f"127.0.0.1:{p4runtime}", "--insecure-loopback", "--ports", "relay"),
+            *extra,
+        )
+
+    return run
+
+
+@pytest.fixture
+def until() -> Callable[..., Any]:
+    """Poll until a call returns something true, and return that."""
+
+    def wait(call: Callable[[], Any], seconds: float = 15.0) -> Any:
+        deadline = time.monotonic() + seconds
+        while True:
+            value = call()
+            if value or time.monotonic() > deadline:
+                assert value, f"not within {seconds} s"
+                return value
+            time.sleep(0.05)
+
+    return wait
