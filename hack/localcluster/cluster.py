@@ -130,9 +130,22 @@ def _start(paths: Paths, folder: Path) -> bool:
         say(f"started {', '.join(started)}; waiting for the node and DNS")
     for name, check in HEALTH.items():
         _wait(paths, name, lambda check=check: check(paths), 30, "is not healthy")  # type: ignore[misc]
-    _wait(paths, "kubelet", lambda: node_ready(paths, kubelet_since), 60, "runs, but the node does not become Ready")
+    _wait(
+        paths,
+        "kubelet",
+        lambda: node_ready(paths, kubelet_since),
+        60,
+        "runs, but the node does not become Ready",
+    )
     name = f"kubernetes.default.svc.{s.CLUSTER_DOMAIN}"
-    _wait(paths, "kubelet", lambda: dns.answers(name), 60, "runs, but CoreDNS does not answer", explain=_explain_dns)
+    _wait(
+        paths,
+        "kubelet",
+        lambda: dns.answers(name),
+        60,
+        "runs, but CoreDNS does not answer",
+        explain=_explain_dns,
+    )
     processes.check_alive(paths, ALL)
     return bool(started)
 
@@ -201,7 +214,9 @@ def _wait(
 def _explain_dns(paths: Paths) -> str:
     pods = kubectl_output(paths, "-n", "kube-system", "get", "pods", "-o", "wide")
     log = kubectl_output(paths, "-n", "kube-system", "logs", "deployment/coredns", "--tail=5")
-    events = kubectl_output(paths, "-n", "kube-system", "get", "events", "--sort-by=.lastTimestamp", "--no-headers")
+    events = kubectl_output(
+        paths, "-n", "kube-system", "get", "events", "--sort-by=.lastTimestamp", "--no-headers"
+    )
     return "\n".join(["CoreDNS's pod, log and events:", pods, log, *events.splitlines()[-6:]])
 
 

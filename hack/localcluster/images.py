@@ -336,10 +336,7 @@ def load(reference: str, *, paths: Paths | None = None) -> None:
     if runtime.image_exists(paths, reference):
         return
     print(f"loading image {reference}", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(prefix="load-", dir=paths.images) as folder:
-        archive = Path(folder) / "image.tar"
-        save(reference, archive, paths=paths)
-        runtime.import_image(paths, archive)
+    _stream(_push_argv(paths, reference, "/dev/stdout"), runtime.import_argv(paths, "-"))
 
 
 def save(reference: str, archive: Path, *, paths: Paths | None = None) -> None:
@@ -352,10 +349,30 @@ def save(reference: str, archive: Path, *, paths: Paths | None = None) -> None:
         raise ClusterError(f"the folder {archive.parent} does not exist")
     partial = archive.with_name(f".{archive.name}.partial")
     partial.unlink(missing_ok=True)
-    _buildah(
-        paths or current(), "push", "--format", "v2s2", reference, f"docker-archive:{partial}:{reference}"
-    )
+    argv = _push_argv(paths or current(), reference, str(partial))
+    result = subprocess.run(argv, capture_output=True, text=True)
+    if result.returncode != 0:
+        partial.unlink(missing_ok=True)
+        raise ClusterError(f"writing {archive} failed: {result.stderr.strip()}")
     partial.rename(archive)
+
+
+def _push_argv(paths: Paths, reference: str, target: str) -> list[str]:
+    push = ("push", "--quiet", "--format", "v2s2")
+    return buildah_argv(paths, *push, reference, f"docker-archive:{target}:{reference}")
+
+
+def _stream(writer: list[str], reader: list[str]) -> None:
+    """Runs `writer | reader`: a large image is then not written to the disk once more in between."""
+    with tempfile.TemporaryFile("w+") as complaints:
+        source = subprocess.Popen(writer, stdout=subprocess.PIPE, stderr=complaints)
+        sink = subprocess.Popen(reader, stdin=source.stdout, stdout=subprocess.DEVNULL, stderr=complaints)
+        assert source.stdout is not None
+        source.stdout.close()  # so that the writer hears it when the reader dies
+        codes = (sink.wait(), source.wait())
+        if codes != (0, 0):
+            complaints.seek(0)
+            raise ClusterError(f"loading the image failed: {complaints.read().strip()}")
 
 
 def push(reference: str, registry: str, *, paths: Paths | None = None) -> str:

@@ -119,7 +119,12 @@ def image_exists(paths: Paths, reference: str) -> bool:
 
 def import_image(paths: Paths, archive: Path) -> None:
     """Imports a docker or OCI archive under the names written in it, for the kubelet to use."""
-    ctr(paths, "images", "import", "--snapshotter", "overlayfs", str(archive))
+    hostnet.run(*import_argv(paths, str(archive)))
+
+
+def import_argv(paths: Paths, archive: str) -> list[str]:
+    """The `ctr` command line that imports an archive; "-" reads it from standard input."""
+    return ctr_argv(paths, "images", "import", "--snapshotter", "overlayfs", archive)
 
 
 def shims(paths: Paths) -> list[int]:
