@@ -112,8 +112,8 @@ def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
     """Process group of the backend "atp".
 
-    all_reduce with SUM or AVG of float32, float16, bfloat16 and int32 goes through ATP if the group has all workers of
-    the job; everything else goes through gloo.
+    all_reduce with SUM or AVG of float32, float16, bfloat16 and int32 goes through ATP if the group has all
+    workers of the job; everything else goes through gloo.
 
     Args:
         gloo: the process group for everything else.
@@ -217,8 +217,10 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroup
         connection = connect()
         if connection.world_size != size:
             raise UsageError(
-                f"the process group has {size} ranks, but job {connection.job} has {connection.world_size} workers. ATP "
-                "sums over one process per worker pod: start one process in each pod (WORLD_SIZE and RANK are set in "
+                f"the process group has {size} ranks, but job {connection.job} has {connection.world_size} "
+                "workers. ATP "
+                "sums over one process per worker pod: start one process in each pod (WORLD_SIZE and RANK "
+                "are set in "
                 "the pods of an ATPJob), or set spec.workers.replicas to the number of ranks"
             )
         if connection.rank != rank:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connection to the sidecar: one a process, used by every process group and hook in it.
 
-An all-reduce is cut into chunks of CHUNK_BYTES. Each chunk is copied into the shared-memory file, announced over the unix
-socket, summed in place by the sidecar and copied back; several are in flight at once. All ranks cut alike, because the
-chunk size depends on nothing but the dtype.
+An all-reduce is cut into chunks of CHUNK_BYTES. Each chunk is copied into the shared-memory file, announced
+over the unix socket, summed in place by the sidecar and copied back; several are in flight at once. All ranks
+cut alike, because the chunk size depends on nothing but the dtype.
 
-Threads: whoever calls `all_reduce` copies in as much as there is room for. Reader threads take the answers, copy out,
-and go on copying in. A reader that completes a Future first lets another thread read, since callbacks of the Future may
-wait for a later operation.
+Threads: whoever calls `all_reduce` copies in as much as there is room for. Reader threads take the answers,
+copy out, and go on copying in. A reader that completes a Future first lets another thread read, since
+callbacks of the Future may wait for a later operation.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ MAX_FRAME_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 20
 MAX_SHM_BYTES = 32 << 20
 LOG_SECONDS = 5.0
-# Without a socket: how long it may take to appear. A sidecar starts before the trainer, so only a restart needs this.
+# Without a socket: how long it may take to appear. A sidecar starts before the trainer, so only a restart
+# needs this.
 SOCKET_GRACE_SECONDS = 10.0
 PING_SECONDS = 10.0
 
@@ -64,8 +66,10 @@ DTYPES = {
 _LENGTH = struct.Struct(">I")
 
 NO_SIDECAR = (
-    "This process has to run in a worker pod of an ATPJob (kubectl apply -f atpjob.yaml), or in a pod with the label "
-    "atp.dev/job=<name of the ATPJob>: the webhook then adds the container atp-sidecar. If the sidecar's socket is "
+    "This process has to run in a worker pod of an ATPJob (kubectl apply -f atpjob.yaml), or in a pod with "
+    "the label "
+    "atp.dev/job=<name of the ATPJob>: the webhook then adds the container atp-sidecar. If the sidecar's "
+    "socket is "
     "somewhere else, set ATP_SOCKET to its path. To train without ATP, use the backend gloo."
 )
 
@@ -265,11 +269,12 @@ class Connection:
 
     def _map(self, path: str, size: int) -> None:
         try:
-            with open(path, "r+b") as file:
+            with Path(path).open("r+b") as file:
                 self._memory = mmap.mmap(file.fileno(), size)
         except (OSError, ValueError) as error:
             raise SidecarLostError(
-                f"the shared-memory file {path} of {size} bytes cannot be mapped: {error}; the volume atp-shm must be "
+                f"the shared-memory file {path} of {size} bytes cannot be mapped: {error}; the volume "
+                "atp-shm must be "
                 "mounted at the same path in the trainer and in the sidecar"
             ) from error
         self._arena = Arena(size)
@@ -409,7 +414,8 @@ class Connection:
         for request in requests.values():
             if now >= request.deadline:
                 raise OperationTimeoutError(
-                    f"an all-reduce of {request.count} {request.dtype} values did not finish within the timeout of its "
+                    f"an all-reduce of {request.count} {request.dtype} values did not finish within the "
+                    "timeout of its "
                     "process group; another rank is slow, stuck or calls other collectives "
                     "(raise the timeout of init_process_group if the wait is expected)"
                 )
@@ -452,8 +458,8 @@ class Connection:
             request = chunk.request
             request.chunks -= 1
             if error is not None and request.error is None:
-                # The chunks that are not submitted yet are still submitted: the other ranks do it too, and all ranks
-                # must go through the same operations.
+                # The chunks that are not submitted yet are still submitted: the other ranks do it too, and
+                # all ranks must go through the same operations.
                 request.error = error
             if request.chunks == 0 and request.started == request.count:
                 deliveries.append(lambda: request.finish(request.error))
@@ -475,7 +481,7 @@ class Connection:
             self._socket.shutdown(socket.SHUT_RDWR)
         for waiter in waiters:
             waiter.ready.set()
-        return [lambda request=request: request.finish(error) for request in requests.values()]
+        return [partial(request.finish, error) for request in requests.values()]
 
     # -- submitting
 
@@ -511,8 +517,8 @@ class Connection:
     ) -> None:
         """As `all_reduce`, for a host copy that is not complete before `prepare` has returned.
 
-        `prepare` (waiting for a device) runs in a thread of its own, and from the first call on every all-reduce passes
-        through that thread, so the order stays that of the calls.
+        `prepare` (waiting for a device) runs in a thread of its own, and from the first call on every
+        all-reduce passes through that thread, so the order stays that of the calls.
         """
         with self._lock:
             if self._staging is None:
@@ -554,7 +560,7 @@ class Connection:
         self._pump()
 
     def _pump(self) -> None:
-        """Submits what there is room for. Any thread may call it; one at a time works, and misses no wake-up."""
+        """Submits what there is room for. Any thread may call it, one works; no wake-up is missed."""
         while self._submit_lock.acquire(blocking=False):
             try:
                 released = self._submit_some()
@@ -566,7 +572,8 @@ class Connection:
             finally:
                 self._submit_lock.release()
             with self._lock:
-                # Nothing to do, or nothing was released since there was no room: who releases next pumps again.
+                # Nothing to do, or nothing was released since there was no room: who releases next pumps
+                # again.
                 if not self._queue or self._error is not None or released == self._released:
                     return
 
@@ -609,7 +616,7 @@ class Connection:
             )
 
     def _wants_growth(self, request: Request) -> bool:
-        """Asks for a larger file when two such requests do not fit; True while the queue has to wait for it."""
+        """Asks for a larger file if two such requests do not fit; True while the queue has to wait for it."""
         if self._resizing:
             return True
         want = min(self._shm_limit, 2 * request.count * request.flat.element_size())

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DDP communication hook."""
 
-# No `from __future__ import annotations` here: DDP compares the hook's annotations with the classes themselves.
+# No `from __future__ import annotations` here: DDP compares the hook's annotations with the classes
+# themselves.
 
 from typing import Any
 
@@ -33,12 +34,12 @@ def allreduce_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[
 
         model.register_comm_hook(None, atp_client.allreduce_hook)
 
-    The process group of the script (gloo, say) does everything else. DDP does not divide after a hook, so the mean is
-    taken here, once. Buckets of a dtype that ATP does not sum (float64) go through the process group.
+    The process group of the script (gloo, say) does everything else. DDP does not divide after a hook, so the
+    mean is taken here, once. Buckets of a dtype that ATP does not sum (float64) go through the process group.
 
     Args:
-        state: the process group of the DDP model, or None for the default one. It must span all workers of the job.
-        bucket: gradients, shape (n,).
+        state: the process group of the DDP model, or None for the default one. It must span all workers of
+        the job. bucket: gradients, shape (n,).
 
     Returns:
         A Future of the averaged buffer, same shape and dtype.
@@ -53,7 +54,9 @@ def allreduce_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[
     size = dist.get_world_size(state)
     if size != connection.world_size:
         raise UsageError(
-            f"the process group has {size} ranks, but job {connection.job} has {connection.world_size} workers: ATP "
-            "averages over one process per worker pod, so use this hook on a model whose process group has them all"
+            f"the process group has {size} ranks, but job {connection.job} has {connection.world_size} "
+            "workers: ATP "
+            "averages over one process per worker pod, so use this hook on a model whose process group has "
+            "them all"
         )
     return Reduction(connection, tensor, "mean", _TIMEOUT_SECONDS, lambda result: result).future

@@ -66,7 +66,8 @@ class Reduction:
         base: Any = torch.futures.Future(devices=devices)
 
         def conclude(_: Any) -> Any:
-            # Raised here, in `then`, the error reaches C++ consumers (DDP) too. Future.set_exception does not do that.
+            # Raised here, in `then`, the error reaches C++ consumers (DDP) too. Future.set_exception does not
+            # do that.
             if self.error is not None:
                 raise self.error
             return result
@@ -125,7 +126,8 @@ class Reduction:
             copied.record(stream)
 
         def finish(error: AtpError | None) -> None:
-            # The Future remembers this stream's state at completion, and its consumers wait for that on theirs.
+            # The Future remembers this stream's state at completion, and its consumers wait for that on
+            # theirs.
             with torch.cuda.stream(stream):
                 if error is None:
                     with torch.inference_mode():

@@ -14,6 +14,7 @@ from atp_sidecar.http import HttpServer, Response
 from atp_sidecar.logs import EventLog
 from atp_sidecar.metrics import CONTENT_TYPE
 from atp_sidecar.server import SocketServer
+from atp_sidecar.totals import JobTotals
 from atp_sidecar.transport import Factory, start_native
 
 
@@ -53,7 +54,7 @@ async def serve(
         server.disconnect(code, message)
 
     gate = Gate(settings.assignment, settings.role, settings.pod_ip, factory, log, on_close)
-    server = SocketServer(gate, settings.socket, log)
+    server = SocketServer(gate, JobTotals(settings.metrics_port), settings.socket, log)
 
     def readyz() -> Response:
         return Response(200, "ok\n") if gate.is_open else Response(503, f"gate closed: {gate.reason}\n")

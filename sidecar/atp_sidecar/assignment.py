@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The assignment: what the operator tells one pod about its place in the job.
 
-It arrives as the annotation `atp.dev/assignment`, mounted as a file by the downward API. Nothing here reads a clock or a
-socket; `read_assignment` reads one file.
+It arrives as the annotation `atp.dev/assignment`, mounted as a file by the downward API. Nothing here reads a
+clock or a socket; `read_assignment` reads one file.
 """
 
 import ipaddress
@@ -43,7 +43,7 @@ class Region(_Model):
 
 
 class WorkerPlace(_Model):
-    """Where one worker is in the aggregation tree: its rack, its bit there, and whether it enters level 1 directly."""
+    """Where one worker is in the aggregation tree: rack, bit, and whether it enters level 1 directly."""
 
     rank: Annotated[int, Field(ge=0)]
     address: str
@@ -182,12 +182,14 @@ def parse_assignment(text: str, role: Role, pod_ip: str | None = None) -> Assign
         raise AssignmentError("the assignment is not valid: " + "; ".join(parts)) from None
     if assignment.role != role:
         raise AssignmentError(
-            f"the assignment is not valid: role: it says {assignment.role}, but this sidecar runs as {role} (ATP_ROLE)"
+            f"the assignment is not valid: role: it says {assignment.role}, but this sidecar runs as {role} "
+            "(ATP_ROLE)"
         )
     if pod_ip and assignment.own_address != pod_ip:
         raise AssignmentError(
-            f"the assignment is not valid: it gives {role} {assignment.rank} the address {assignment.own_address}, but "
-            f"this pod has {pod_ip} (POD_IP); the operator has to write it again for this pod"
+            f"the assignment is not valid: it gives {role} {assignment.rank} the address "
+            f"{assignment.own_address}, but this pod has {pod_ip} (POD_IP); the operator has to write it "
+            "again for this pod"
         )
     return assignment
 

@@ -12,7 +12,7 @@ ROLES = ("worker", "parameterServer")
 
 
 def park() -> int:
-    """Waits for SIGTERM or SIGINT and returns at once; what the main container of a parameter server's pod runs."""
+    """Waits for SIGTERM or SIGINT, then returns at once: the main container of a parameter server's pod."""
     awaited = {signal.SIGTERM, signal.SIGINT}
     # Blocked first, so that a signal that comes before sigwait is kept (PID 1 would lose it).
     signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
@@ -60,8 +60,8 @@ def parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "run",
         help="run the transport",
-        description="Runs the transport of this pod. Environment: ATP_ROLE (worker or parameterServer), POD_NAME, "
-        "POD_NAMESPACE, POD_IP, NODE_NAME.",
+        description="Runs the transport of this pod. Environment: ATP_ROLE (worker or parameterServer), "
+        "POD_NAME, POD_NAMESPACE, POD_IP, NODE_NAME.",
     )
     run.add_argument(
         "--assignment", type=Path, default=Path("/etc/atp/assignment.json"), help="file the operator fills"

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from atp_sidecar.assignment import Assignment
 from atp_sidecar.logs import EventLog
-from atp_sidecar.transport import WorkerTransport, split_error
+from atp_sidecar.transport import WorkerTransport, error_code
 
 ITEM_BYTES = {"float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
 KINDS = ("sum", "mean")
@@ -36,8 +36,8 @@ class _Operation:
 class Collectives:
     """Gives the operations of all clients one order and numbers of their own, and hands results back.
 
-    The transport takes sequences in the order of submission, so all workers must submit the same operations in the same
-    order. A client that leaves in the middle of an operation breaks that order for the epoch.
+    The transport takes sequences in the order of submission, so all workers must submit the same operations
+    in the same order. A client that leaves in the middle of an operation breaks that order for the epoch.
 
     Args:
         assignment: of this epoch.
@@ -84,10 +84,9 @@ class Collectives:
         self._operations[number] = _Operation(owner, op, view)
         try:
             self._transport.submit(number, kind, dtype, view, view, count)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, BufferError) as error:
             del self._operations[number]
-            code, message = split_error(str(error))
-            self._finish_failed(owner, op, code, message)
+            self._finish_failed(owner, op, error_code(str(error)), str(error))
 
     def _finish_failed(self, owner: Owner, op: int, code: str, message: str) -> None:
         self._count(code)
@@ -111,13 +110,13 @@ class Collectives:
                 self._count("ok")
                 operation.owner.operation_done(operation.op)
             else:
-                self._finish_failed(operation.owner, operation.op, *split_error(error))
+                self._finish_failed(operation.owner, operation.op, error_code(error), error)
 
     def leave(self, owner: Owner, why: str) -> int:
         """A client has gone. Operations it left in flight are cancelled; returns how many there were.
 
-        Cancelling part of a collective leaves this worker out of step with its peers, so the epoch is over: every later
-        operation fails at once and says so.
+        Cancelling part of a collective leaves this worker out of step with its peers, so the epoch is over:
+        every later operation fails at once and says so.
         """
         left = sum(1 for operation in self._operations.values() if operation.owner is owner)
         if left and not self._closed:

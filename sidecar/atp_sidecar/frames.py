@@ -5,7 +5,7 @@ Messages, client to sidecar:
 
     {"type":"hello","version":1,"pid":..,"client":"atp-client/0.1.0 torch/1.13"}
     {"type":"resize","bytes":N}                       only while none of the client's operations is in flight
-    {"type":"submit","op":7,"kind":"sum"|"mean","dtype":"float32","offset":0,"count":1000}   in place in the shared file
+    {"type":"submit","op":7,"kind":"sum"|"mean","dtype":"float32","offset":0,"count":1000}   in place
     {"type":"stats"}   {"type":"bye"}
 
 sidecar to client:

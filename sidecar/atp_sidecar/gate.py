@@ -18,8 +18,9 @@ VANISH_SECONDS = 2.0
 RETRY_SECONDS = 1.0
 
 WAITING = (
-    "the operator has not assigned this pod a place in the job yet (annotation atp.dev/assignment is empty); it does so "
-    "once every pod of the job runs and the switches are programmed: kubectl describe atpjob"
+    "the operator has not assigned this pod a place in the job yet (annotation atp.dev/assignment is empty); "
+    "it does "
+    "so once every pod of the job runs and the switches are programmed: kubectl describe atpjob"
 )
 
 
@@ -122,14 +123,16 @@ class Gate:
             self._log.warning("epoch-changed", old=current.epoch, new=assignment.epoch)
             self.close(
                 "Epoch",
-                f"the job went from epoch {current.epoch} to {assignment.epoch}; this run is over, start the trainer again",
+                f"the job went from epoch {current.epoch} to {assignment.epoch}; this run is over, "
+                "start the trainer again",
             )
         self._open(assignment, now)
 
     def _revise(self, current: Assignment, assignment: Assignment) -> None:
         if not current.same_transport(assignment):
             self._refuse(
-                f"the assignment changed within epoch {current.epoch} in more than mode and revision; it needs a new epoch"
+                f"the assignment changed within epoch {current.epoch} in more than mode and revision; "
+                "that needs a new epoch"
             )
             return
         if assignment.mode != current.mode:

@@ -80,7 +80,8 @@ class HttpServer:
             response, head_only = self._answer(head)
             body = response.body.encode()
             writer.write(
-                f"HTTP/1.1 {response.status} {_REASONS[response.status]}\r\nContent-Type: {response.content_type}\r\n"
+                f"HTTP/1.1 {response.status} {_REASONS[response.status]}\r\n"
+                f"Content-Type: {response.content_type}\r\n"
                 f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
             )
             if not head_only:

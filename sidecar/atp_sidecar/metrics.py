@@ -120,7 +120,8 @@ class SidecarMetrics:
         metric(
             "atp_rejected_packets_total",
             "counter",
-            "Packets dropped by reason: stranger (not from this job), job (foreign job ID), length, sequence.",
+            "Packets dropped by reason: stranger (not from this job), job (foreign job ID), length, "
+            "sequence.",
             [
                 (_labels({**labels, "reason": reason}), _number(totals[f"rejected_{reason}"]))
                 for reason in _REJECTIONS

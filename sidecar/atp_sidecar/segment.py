@@ -31,7 +31,7 @@ class Segment:
         try:
             descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
             try:
-                # Reserve the pages now: a page that the volume has no room for would kill whoever touches it (SIGBUS).
+                # Reserve the pages now: a page without room would kill whoever touches it (SIGBUS).
                 os.posix_fallocate(descriptor, 0, size)
                 # Trainer and sidecar may be different users; the volume belongs to this pod alone.
                 os.fchmod(descriptor, 0o666)

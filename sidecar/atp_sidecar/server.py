@@ -13,6 +13,7 @@ from atp_sidecar.frames import PROTOCOL_VERSION, FrameError, encode, read_frame
 from atp_sidecar.gate import Gate
 from atp_sidecar.logs import EventLog
 from atp_sidecar.segment import Segment, SegmentError, remove_leftovers
+from atp_sidecar.totals import JobTotals
 
 HELLO_SECONDS = 10.0
 WAITING_SECONDS = 1.0
@@ -39,8 +40,12 @@ def _integer(message: dict[str, Any], name: str, least: int) -> int:
 class Session:
     """One connected client."""
 
-    def __init__(self, gate: Gate, directory: Path, writer: asyncio.StreamWriter, log: EventLog) -> None:
+    def __init__(
+        self, gate: Gate, totals: JobTotals, directory: Path, writer: asyncio.StreamWriter, log: EventLog
+    ) -> None:
         self._gate = gate
+        self._totals = totals
+        self._tasks: set[asyncio.Task[None]] = set()
         self._directory = directory
         self._writer = writer
         self._log = log
@@ -162,20 +167,29 @@ class Session:
         elif kind == "resize":
             self._resize(message)
         elif kind == "stats":
-            assignment = self._gate.assignment
-            self.send(
-                {
-                    **self._gate.snapshot(),
-                    "type": "stats",
-                    "mode": assignment.mode if assignment else None,
-                    "epoch": assignment.epoch if assignment else None,
-                    "job": assignment.job if assignment else None,
-                    "scale": assignment.scale if assignment else None,
-                    "world_size": assignment.world_size if assignment else None,
-                }
-            )
+            task = asyncio.create_task(self._stats())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         else:
             raise ProtocolError(f"unknown message type {kind!r}")
+
+    async def _stats(self) -> None:
+        """Answers a question for metrics, in the order of the questions (JobTotals has one lock)."""
+        assignment = self._gate.assignment
+        assert assignment is not None
+        totals = await self._totals.get(server.address for server in assignment.parameter_servers)
+        self.send(
+            {
+                **self._gate.snapshot(),
+                **totals,
+                "type": "stats",
+                "mode": assignment.mode,
+                "epoch": assignment.epoch,
+                "job": assignment.job,
+                "scale": assignment.scale,
+                "world_size": assignment.world_size,
+            }
+        )
 
     def _submit(self, message: dict[str, Any]) -> None:
         assert self._segment is not None and self._collectives is not None
@@ -226,6 +240,8 @@ class Session:
     def leave(self, why: str) -> None:
         """Ends what the client left behind."""
         left = self._collectives.leave(self, why) if self._collectives is not None and self.welcomed else 0
+        for task in list(self._tasks):
+            task.cancel()
         if self._segment is not None:
             self._segment.unlink()
         if self.welcomed:
@@ -237,12 +253,14 @@ class SocketServer:
 
     Args:
         gate: whose collectives the clients use.
+        totals: what the parameter servers count.
         path: of the socket; the shared-memory files are made beside it.
         log: where events go.
     """
 
-    def __init__(self, gate: Gate, path: Path, log: EventLog) -> None:
+    def __init__(self, gate: Gate, totals: JobTotals, path: Path, log: EventLog) -> None:
         self._gate = gate
+        self._totals = totals
         self._path = path
         self._log = log
         self._sessions: set[Session] = set()
@@ -279,7 +297,7 @@ class SocketServer:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        session = Session(self._gate, self._path.parent, writer, self._log)
+        session = Session(self._gate, self._totals, self._path.parent, writer, self._log)
         self._sessions.add(session)
         why = "sidecar stops"
         try:

@@ -20,7 +20,7 @@ class Transport(Protocol):
 
 
 class WorkerTransport(Transport, Protocol):
-    """The role worker: all-reduces buffers. Operations start and take their sequences in the order of `submit`."""
+    """The role worker: all-reduces buffers. Operations take their sequences in the order of `submit`."""
 
     def fileno(self) -> int:
         """An eventfd that is readable while completions wait."""
@@ -63,9 +63,15 @@ def start_native(assignment: Assignment) -> Transport:
     return transport
 
 
-def split_error(text: str) -> tuple[str, str]:
-    """Splits a transport error "Code: message"; a text without a known code is Internal."""
-    code, separator, message = text.partition(":")
-    if separator and code.strip() in ERROR_CODES:
-        return code.strip(), message.strip()
-    return "Internal", text
+# How the transport's texts begin or what they contain, by code; the first that fits counts.
+_SIGNS = (
+    ("Cancelled", "cancelled:"),
+    ("Stalled", "no progress for "),
+    ("Mismatch", "all ranks must call the same operations"),
+    ("Mismatch", "the descriptor came back damaged"),
+)
+
+
+def error_code(text: str) -> str:
+    """The code of a transport's error text; Internal for one that is not known."""
+    return next((code for code, sign in _SIGNS if sign in text), "Internal")
