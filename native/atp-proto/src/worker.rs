@@ -1,0 +1,834 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The worker: cuts tensors into packets, sends them within the window, takes results.
+
+use std::collections::VecDeque;
+use std::net::SocketAddrV4;
+
+use crate::config::{Config, ConfigError, Mode, Role, WorkerEntry};
+use crate::congestion::{Reordering, Rtt, Window};
+use crate::coverage::Topology;
+use crate::fixed::{self, Dtype, RAW_INT32, RAW_NOTICE, RAW_REPEAT};
+use crate::index::IndexTable;
+use crate::op::{COUNT_MAX, Descriptor, Kind, Memory, WORDS_PER_RANK, check_descriptors};
+use crate::stats::{Counters, Snapshot};
+use crate::wire::{HEADER_BYTES, Header};
+use crate::{Endpoint, Event, Nanos, Transmit, seq};
+
+/// Operations that may wait or run at once; results that nobody collects are bounded by it.
+pub const OPS_MAX: usize = 1 << 16;
+
+/// An all-reduce to run.
+pub struct Submission {
+    /// Comes back in the event.
+    pub token: u64,
+    /// The caller's operation number; all ranks must agree on it.
+    pub op_id: u64,
+    pub kind: Kind,
+    pub dtype: Dtype,
+    /// Elements.
+    pub count: u64,
+    pub memory: Box<dyn Memory>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    InFlight,
+    Acked,
+}
+
+/// One sequence between its first transmission and its ACK.
+#[derive(Clone, Copy, Debug)]
+struct Flight {
+    seq: u64,
+    state: State,
+    /// Number of the last transmission, counted over all packets.
+    tx: u64,
+    sent_at: Nanos,
+    sends: u32,
+    index: u16,
+    op: u64,
+    raw: bool,
+    /// Waits in the resend queue; not counted as in flight.
+    lost: bool,
+    /// Resent because newer packets were acknowledged.
+    fast: bool,
+}
+
+const FREE: Flight = Flight {
+    seq: u64::MAX,
+    state: State::Free,
+    tx: 0,
+    sent_at: 0,
+    sends: 0,
+    index: 0,
+    op: 0,
+    raw: false,
+    lost: false,
+    fast: false,
+};
+
+struct Early {
+    seq: u64,
+    raw: bool,
+    payload: Vec<u8>,
+}
+
+struct Op {
+    token: u64,
+    descriptor: Descriptor,
+    ordinal: u64,
+    start: u64,
+    /// Data packets.
+    packets: u64,
+    memory: Box<dyn Memory>,
+    /// Sequences without ACK.
+    remaining: u64,
+    descriptor_missing: u64,
+    /// Sum of the descriptors, as far as it came.
+    words: Vec<i32>,
+    /// Results that came before all descriptors up to this operation's were checked. They must not touch the target
+    /// yet: after a mismatch of an earlier operation this one starts again from its source, perhaps the same memory.
+    early: Vec<Early>,
+    /// Its descriptors did not match; the event is out.
+    failed: bool,
+}
+
+/// Who the parameter server last said to wait for.
+struct Notice {
+    seq: u64,
+    at: Nanos,
+    count: u32,
+    ranks: Vec<u16>,
+}
+
+/// The worker's state machine.
+pub struct Worker {
+    config: Config,
+    me: WorkerEntry,
+    fan_in: (u8, u8),
+    table: IndexTable,
+    ops: VecDeque<Op>,
+    /// Ordinal of `ops[0]`.
+    front: u64,
+    /// Ordinal of the operation that `next_seq` belongs to.
+    sending: u64,
+    /// Operations below this ordinal have a checked descriptor.
+    checked: u64,
+    /// First sequence of the next operation to be submitted.
+    tail: u64,
+    /// Oldest sequence without ACK.
+    base: u64,
+    /// Next sequence to be sent for the first time.
+    next_seq: u64,
+    /// After a descriptor mismatch: sequences from .0 up to .1 are given up; `base` jumps over them.
+    gap: Option<(u64, u64)>,
+    ring: Vec<Flight>,
+    /// Largest distance of `next_seq` from `base`.
+    span: u64,
+    in_flight: u64,
+    transmissions: u64,
+    /// Transmissions in order, for the loss detection.
+    sent: VecDeque<(u64, u64)>,
+    /// ACKs of packets sent after the front of `sent`: out-of-order ACKs.
+    passed: u64,
+    /// What was sent before transmission .0 counts as lost at time .1.
+    lag: Option<(u64, Nanos)>,
+    resend: VecDeque<u64>,
+    /// Resends that the window does not hold back.
+    forced: u32,
+    window: Window,
+    rtt: Rtt,
+    reordering: Reordering,
+    rto_at: Option<Nanos>,
+    backoff: u32,
+    progress_at: Nanos,
+    notice: Option<Notice>,
+    /// Why no further operation can run.
+    poisoned: Option<String>,
+    events: VecDeque<Event>,
+    counters: Counters,
+}
+
+impl Worker {
+    /// A worker at the start of an epoch.
+    ///
+    /// # Errors
+    /// When the assignment is that of a parameter server.
+    pub fn new(config: Config) -> Result<Self, ConfigError> {
+        if config.role != Role::Worker {
+            return Err(ConfigError("role is parameterServer, a Worker needs role worker".into()));
+        }
+        let me = config.workers[usize::from(config.rank)];
+        let fan_in = if me.edge {
+            (1, Topology::new(&config).fan_in(me.rack).1)
+        } else {
+            Topology::new(&config).fan_in(me.rack)
+        };
+        let table = IndexTable::new(&config);
+        // A reserved region is never shared: with more packets in flight than aggregators the job would collide with itself.
+        let max_window = if config.mode == Mode::Reserved {
+            config.max_window.min(u32::try_from(table.pool_size()).unwrap_or(u32::MAX))
+        } else {
+            config.max_window
+        };
+        let first = config.first_sequence;
+        Ok(Self {
+            me,
+            fan_in,
+            table,
+            ops: VecDeque::new(),
+            front: 0,
+            sending: 0,
+            checked: 0,
+            tail: first,
+            base: first,
+            next_seq: first,
+            gap: None,
+            ring: vec![FREE; (config.max_window as usize).next_power_of_two()],
+            span: u64::from(max_window),
+            in_flight: 0,
+            transmissions: 0,
+            sent: VecDeque::new(),
+            passed: 0,
+            lag: None,
+            resend: VecDeque::new(),
+            forced: 0,
+            window: Window::new(config.initial_window.min(max_window), max_window),
+            rtt: Rtt::new(config.min_rto, config.max_rto),
+            reordering: Reordering::new(max_window),
+            rto_at: None,
+            backoff: 0,
+            progress_at: 0,
+            notice: None,
+            poisoned: None,
+            events: VecDeque::new(),
+            counters: Counters::default(),
+            config,
+        })
+    }
+
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Queue an all-reduce. Errors come as an event, like any other failure.
+    pub fn submit(&mut self, s: Submission, now: Nanos) {
+        let bytes = usize::try_from(s.count).ok().and_then(|c| c.checked_mul(s.dtype.size()));
+        let problem = if let Some(reason) = &self.poisoned {
+            Some(reason.clone())
+        } else if s.kind == Kind::Mean && s.dtype == Dtype::Int32 {
+            Some("mean of int32 is not defined: use sum, or a float dtype".to_owned())
+        } else if s.count > COUNT_MAX {
+            Some(format!("{} elements are too many for one operation (at most {COUNT_MAX})", s.count))
+        } else if bytes != Some(s.memory.source().len()) {
+            Some(format!(
+                "{} {} elements do not match a buffer of {} bytes",
+                s.count,
+                s.dtype.name(),
+                s.memory.source().len()
+            ))
+        } else if self.ops.len() + self.events.len() >= OPS_MAX {
+            Some(format!("{OPS_MAX} operations are queued already: collect results before submitting more"))
+        } else {
+            None
+        };
+        if problem.is_some() {
+            self.counters.ops_failed += 1;
+            self.events.push_back(Event { token: s.token, error: problem, memory: s.memory });
+            return;
+        }
+        if self.ops.is_empty() {
+            self.progress_at = now;
+        }
+        let packets = s.count.div_ceil(self.config.values as u64);
+        let head = self.config.descriptor_packets();
+        self.ops.push_back(Op {
+            token: s.token,
+            descriptor: Descriptor::new(s.op_id, s.kind, s.dtype, s.count),
+            ordinal: self.front + self.ops.len() as u64,
+            start: self.tail,
+            packets,
+            memory: s.memory,
+            remaining: head + packets,
+            descriptor_missing: head,
+            words: vec![0; self.config.workers.len() * WORDS_PER_RANK],
+            early: Vec::new(),
+            failed: false,
+        });
+        self.tail += head + packets;
+    }
+
+    /// End every operation with `reason`. When any was pending the ranks no longer agree on the sequence, so later
+    /// operations fail too: the job needs a new epoch.
+    pub fn cancel_all(&mut self, reason: &str) {
+        if !self.ops.is_empty() {
+            self.fail_all(&format!("cancelled: {reason}"));
+        }
+    }
+
+    fn fail_all(&mut self, reason: &str) {
+        let next = self.front + self.ops.len() as u64;
+        for op in std::mem::take(&mut self.ops) {
+            self.counters.ops_failed += 1;
+            self.events.push_back(Event { token: op.token, error: Some(reason.to_owned()), memory: op.memory });
+        }
+        self.poisoned = Some(format!("{reason} (an earlier operation; restart the job to start a new epoch)"));
+        (self.front, self.sending, self.checked) = (next, next, next);
+        self.drop_flights(self.base, self.tail);
+    }
+
+    /// Forget everything in flight from sequence `from` on and go on at `to`.
+    fn drop_flights(&mut self, from: u64, to: u64) {
+        for flight in &mut self.ring {
+            if flight.state != State::Free && flight.seq >= from {
+                if flight.state == State::InFlight && !flight.lost {
+                    self.in_flight -= 1;
+                }
+                *flight = FREE;
+            }
+        }
+        self.next_seq = to;
+        self.gap = Some((from.max(self.base), to));
+        self.advance();
+    }
+
+    /// Move `base` over what is acknowledged or given up.
+    fn advance(&mut self) {
+        loop {
+            if let Some((from, to)) = self.gap
+                && self.base == from
+            {
+                self.base = to;
+                self.gap = None;
+            }
+            if self.base >= self.next_seq {
+                break;
+            }
+            let base = self.base;
+            let flight = self.flight(base);
+            if flight.seq != base || flight.state != State::Acked {
+                break;
+            }
+            flight.state = State::Free;
+            self.base += 1;
+        }
+        if self.base == self.next_seq {
+            self.lag = None;
+            self.rto_at = None;
+            self.sent.clear();
+            self.resend.clear();
+            self.passed = 0;
+        }
+    }
+
+    fn flight(&mut self, seq: u64) -> &mut Flight {
+        let mask = self.ring.len() as u64 - 1;
+        &mut self.ring[(seq & mask) as usize]
+    }
+
+    fn op_index(&self, ordinal: u64) -> usize {
+        (ordinal - self.front) as usize
+    }
+
+    fn server(&self, seq: u64) -> SocketAddrV4 {
+        self.config.servers[(seq % self.config.servers.len() as u64) as usize]
+    }
+
+    /// Write the packet of `seq` and count it.
+    fn transmit(&mut self, seq: u64, now: Nanos, buffer: &mut [u8]) -> Transmit {
+        let mut flight = *self.flight(seq);
+        let resent = flight.sends > 0;
+        let i = self.op_index(flight.op);
+        let op = &self.ops[i];
+        let values = self.config.values;
+        let length = self.config.packet_bytes();
+        let payload = &mut buffer[HEADER_BYTES..length];
+        let head = self.config.descriptor_packets();
+        let chunk = seq - op.start;
+        let raw_type;
+        if chunk < head {
+            // This rank's three words, as far as they fall into this packet.
+            payload.fill(0);
+            let first = chunk as usize * values;
+            let own = usize::from(self.me.rank) * WORDS_PER_RANK;
+            for (j, word) in op.descriptor.words().iter().enumerate() {
+                if let Some(at) = (own + j).checked_sub(first).filter(|at| *at < values) {
+                    payload[4 * at..4 * at + 4].copy_from_slice(&word.to_be_bytes());
+                }
+            }
+            raw_type = RAW_INT32;
+        } else {
+            let dtype = op.descriptor.dtype;
+            let first = (chunk - head) as usize * values;
+            let end = (first + values).min(op.descriptor.count as usize);
+            let source = &op.memory.source()[first * dtype.size()..end * dtype.size()];
+            flight.raw = flight.raw || !fixed::encode(dtype, source, self.config.scale, payload);
+            if flight.raw {
+                fixed::encode_raw(dtype, source, payload);
+            }
+            raw_type = dtype.raw_type();
+        }
+        self.transmissions += 1;
+        flight.tx = self.transmissions;
+        flight.sent_at = now;
+        flight.sends += 1;
+        flight.lost = false;
+        let header = Header {
+            job_id: self.config.job_id,
+            sequence: seq::wrap(seq),
+            bitmap0: if self.me.edge { 1 } else { 1 << self.me.bit },
+            bitmap1: 1 << self.me.rack,
+            fan_in_degree0: self.fan_in.0,
+            fan_in_degree1: self.fan_in.1,
+            edge_switch_identifier: self.me.edge,
+            resend: resent,
+            raw_float: flight.raw,
+            aggregator_index: if flight.raw { raw_type } else { flight.index },
+            ..Header::default()
+        };
+        buffer[..HEADER_BYTES].copy_from_slice(&header.pack());
+        *self.flight(seq) = flight;
+        self.sent.push_back((flight.tx, seq));
+        self.in_flight += 1;
+        self.counters.packets_sent += 1;
+        self.counters.bytes_sent += length as u64;
+        self.counters.gradient_packets += 1;
+        self.counters.retransmits += u64::from(resent);
+        if self.rto_at.is_none() {
+            self.rto_at = Some(now + self.rtt.rto(self.backoff));
+        }
+        let to = match self.config.switch {
+            Some(switch) if !flight.raw => switch,
+            _ => self.server(seq),
+        };
+        Transmit { to, length }
+    }
+
+    /// Put an unacknowledged sequence into the resend queue.
+    fn mark_lost(&mut self, seq: u64, fast: bool) -> Option<Nanos> {
+        let flight = self.flight(seq);
+        if flight.seq != seq || flight.state != State::InFlight || flight.lost {
+            return None;
+        }
+        flight.lost = true;
+        flight.fast = fast;
+        let sent_at = flight.sent_at;
+        self.in_flight -= 1;
+        self.resend.push_back(seq);
+        Some(sent_at)
+    }
+
+    fn mark_fast(&mut self, seq: u64, now: Nanos) {
+        if let Some(sent_at) = self.mark_lost(seq, true) {
+            self.counters.fast_retransmits += 1;
+            if self.window.on_congestion(sent_at, now) {
+                self.counters.window_cuts += 1;
+            }
+        }
+    }
+
+    /// Drop entries at the front of `sent` that no longer wait for an ACK, and declare lost what enough newer packets
+    /// were acknowledged before.
+    fn detect_losses(&mut self, now: Nanos) {
+        while let Some(&(tx, seq)) = self.sent.front() {
+            let flight = *self.flight(seq);
+            if flight.seq == seq && flight.tx == tx && flight.state == State::InFlight && !flight.lost {
+                if self.passed < self.reordering.threshold() {
+                    break;
+                }
+                self.mark_fast(seq, now);
+            } else if flight.seq == seq && flight.tx == tx && flight.state == State::Acked && flight.sends == 1 {
+                // It was counted when its ACK overtook the then front.
+                self.passed = self.passed.saturating_sub(1);
+            }
+            self.sent.pop_front();
+        }
+        if self.sent.is_empty() {
+            self.passed = 0;
+        }
+    }
+
+    /// A result for `seq`: window, timers, loss detection. False for a duplicate.
+    fn acknowledge(&mut self, seq: u64, ecn: bool, now: Nanos) -> Option<u64> {
+        let limited = self.in_flight + 1 >= self.window.packets();
+        let flight = self.flight(seq);
+        if flight.seq != seq || flight.state != State::InFlight {
+            return None;
+        }
+        flight.state = State::Acked;
+        let flight = *flight;
+        if !flight.lost {
+            self.in_flight -= 1;
+        }
+        let took = now.saturating_sub(flight.sent_at);
+        let needless = flight.fast
+            && if flight.lost { flight.sends == 1 } else { flight.sends == 2 && took < self.rtt.minimum_or_zero() };
+        if flight.sends == 1 && !flight.lost {
+            self.rtt.sample(took, now);
+        }
+        if needless {
+            self.counters.needless_retransmits += u64::from(!flight.lost);
+            self.reordering.on_needless_resend();
+        } else {
+            self.reordering.on_ack(self.window.packets());
+        }
+        self.window.on_progress();
+        if ecn {
+            self.counters.ecn_marks += 1;
+            if self.window.on_congestion(flight.sent_at, now) {
+                self.counters.window_cuts += 1;
+            }
+        } else {
+            self.window.on_ack(limited);
+        }
+        // Of a packet sent twice nobody knows which copy was answered: its ACK may not overtake others at once (a
+        // straggler's release would look like the loss of a whole window), only when they stay away.
+        let front = self.sent.front().copied();
+        let overtakes = front.is_some_and(|(tx, other)| tx < flight.tx && other != seq);
+        let mut patience = self.rtt.reordering_window();
+        if flight.sends == 1 {
+            match front {
+                Some((tx, _)) if tx < flight.tx => self.passed += 1,
+                Some((tx, _)) if tx == flight.tx => {
+                    self.sent.pop_front();
+                }
+                _ => {}
+            }
+            patience *= 2;
+        }
+        self.detect_losses(now);
+        self.advance();
+        if self.base == self.next_seq {
+            // Nothing is outstanding.
+        } else if let Some((limit, _)) = self.lag {
+            self.lag = Some((limit.max(flight.tx), now + patience));
+        } else if overtakes {
+            self.lag = Some((flight.tx, now + patience));
+        }
+        self.backoff = 0;
+        self.progress_at = now;
+        self.rto_at = (self.base < self.next_seq).then(|| now + self.rtt.rto(0));
+        Some(flight.op)
+    }
+
+    /// Put a result where it belongs.
+    fn deliver(&mut self, ordinal: u64, seq: u64, raw: bool, payload: &[u8], now: Nanos) {
+        let i = self.op_index(ordinal);
+        let head = self.config.descriptor_packets();
+        let values = self.config.values;
+        let ready = ordinal < self.checked;
+        let op = &mut self.ops[i];
+        op.remaining -= 1;
+        let chunk = seq - op.start;
+        if chunk < head {
+            let first = chunk as usize * values;
+            for (word, bytes) in op.words[first..].iter_mut().zip(payload.as_chunks::<4>().0) {
+                *word = i32::from_be_bytes(*bytes);
+            }
+            op.descriptor_missing -= 1;
+            if op.descriptor_missing == 0 && ordinal == self.checked {
+                self.check_descriptor(now);
+            }
+        } else if ready {
+            Self::write(&self.config, op, seq, raw, payload);
+        } else {
+            op.early.push(Early { seq, raw, payload: payload.to_vec() });
+        }
+        self.collect();
+    }
+
+    fn write(config: &Config, op: &mut Op, seq: u64, raw: bool, payload: &[u8]) {
+        let dtype = op.descriptor.dtype;
+        let first = (seq - op.start - config.descriptor_packets()) as usize * config.values;
+        let end = (first + config.values).min(op.descriptor.count as usize);
+        let target = &mut op.memory.target()[first * dtype.size()..end * dtype.size()];
+        let divisor = if op.descriptor.kind == Kind::Mean { config.workers.len() as f64 } else { 1.0 };
+        if raw {
+            fixed::decode_raw(dtype, payload, divisor, target);
+        } else {
+            fixed::decode(dtype, payload, config.scale, divisor, target);
+        }
+    }
+
+    /// All descriptors up to `checked` came: compare them, in order.
+    fn check_descriptor(&mut self, now: Nanos) {
+        while self.checked < self.front + self.ops.len() as u64 {
+            let i = self.op_index(self.checked);
+            let op = &mut self.ops[i];
+            if op.descriptor_missing > 0 {
+                return;
+            }
+            match check_descriptors(&op.descriptor, self.me.rank, &op.words) {
+                Ok(()) => {
+                    self.checked += 1;
+                    for early in std::mem::take(&mut op.early) {
+                        Self::write(&self.config, op, early.seq, early.raw, &early.payload);
+                    }
+                }
+                Err(text) => {
+                    self.skip_failed(i, text, now);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Operation `i` failed on its descriptor, at every rank. All ranks go on at the same later sequence with the
+    /// operations behind it, whose memory is still untouched. Operations before it end as usual.
+    fn skip_failed(&mut self, i: usize, text: String, now: Nanos) {
+        let head = self.config.descriptor_packets();
+        let start = self.ops[i].start;
+        let mut at = self.config.resume_after_mismatch(start);
+        self.drop_flights(start, at);
+        for op in self.ops.range_mut(i + 1..) {
+            op.start = at;
+            op.remaining = head + op.packets;
+            op.descriptor_missing = head;
+            op.words.fill(0);
+            op.early.clear();
+            at += head + op.packets;
+        }
+        self.tail = at;
+        let op = &mut self.ops[i];
+        op.remaining = 0;
+        op.early.clear();
+        let memory = std::mem::replace(&mut op.memory, Box::new(Vec::new()));
+        self.events.push_back(Event { token: op.token, error: Some(text), memory });
+        op.failed = true;
+        self.checked = op.ordinal + 1;
+        self.sending = op.ordinal + 1;
+        self.counters.ops_failed += 1;
+        self.progress_at = now;
+    }
+
+    /// Report what is complete, in order of submission.
+    fn collect(&mut self) {
+        while self.ops.front().is_some_and(|op| op.remaining == 0 && op.ordinal < self.checked) {
+            if let Some(op) = self.ops.pop_front() {
+                self.front += 1;
+                if !op.failed {
+                    self.counters.ops_completed += 1;
+                    self.events.push_back(Event { token: op.token, error: None, memory: op.memory });
+                }
+            }
+        }
+    }
+}
+
+impl Endpoint for Worker {
+    fn handle(&mut self, from: SocketAddrV4, ce: bool, data: &[u8], now: Nanos) {
+        self.counters.packets_received += 1;
+        self.counters.bytes_received += data.len() as u64;
+        let Some(h) = Header::unpack(data) else {
+            self.counters.rejected_short += 1;
+            return;
+        };
+        let relayed = self.config.switch.is_some_and(|s| s.ip() == from.ip());
+        if !relayed && !self.config.servers.contains(&from) {
+            self.counters.rejected_stranger += 1;
+            return;
+        }
+        if h.job_id != self.config.job_id {
+            self.counters.rejected_job += 1;
+            return;
+        }
+        if data.len() != self.config.packet_bytes() {
+            self.counters.rejected_length += 1;
+            return;
+        }
+        if !h.is_ack {
+            self.counters.rejected_kind += 1;
+            return;
+        }
+        let seq = seq::unwrap(h.sequence, self.next_seq);
+        if seq >= self.next_seq || (!relayed && from != self.server(seq)) {
+            self.counters.rejected_sequence += 1;
+            return;
+        }
+        let payload = &data[HEADER_BYTES..];
+        if h.raw_float && h.aggregator_index == RAW_NOTICE {
+            self.take_notice(seq, payload, now);
+            return;
+        }
+        if h.collision && u32::from(h.bitmap1 as u16) == h.bitmap1 {
+            self.counters.collisions += u64::from(self.table.announce(seq, h.bitmap1 as u16));
+        }
+        if h.resend {
+            self.send_raw(seq, now);
+            return;
+        }
+        self.counters.ack_packets += 1;
+        if self.gap.is_some_and(|(start, end)| (start..end).contains(&seq)) {
+            return;
+        }
+        match self.acknowledge(seq, h.ecn | ce, now) {
+            Some(op) => {
+                let raw = h.raw_float && h.aggregator_index != RAW_REPEAT;
+                self.deliver(op, seq, raw, payload, now);
+            }
+            None => self.counters.duplicates += 1,
+        }
+    }
+
+    fn poll_transmit(&mut self, now: Nanos, buffer: &mut [u8]) -> Option<Transmit> {
+        loop {
+            let free = self.in_flight < self.window.packets();
+            if !free && self.forced == 0 {
+                return None;
+            }
+            let Some(seq) = self.resend.pop_front() else {
+                self.forced = 0;
+                if !free {
+                    return None;
+                }
+                break;
+            };
+            let flight = self.flight(seq);
+            if flight.seq == seq && flight.state == State::InFlight && flight.lost {
+                self.forced = self.forced.saturating_sub(1);
+                return Some(self.transmit(seq, now, buffer));
+            }
+        }
+        if self.next_seq >= self.base + self.span {
+            return None;
+        }
+        let op = self.ops.get(self.op_index(self.sending))?;
+        let seq = self.next_seq;
+        let end = op.start + self.config.descriptor_packets() + op.packets;
+        *self.flight(seq) =
+            Flight { seq, state: State::InFlight, index: self.table.get(seq), op: self.sending, ..FREE };
+        self.next_seq += 1;
+        let transmit = self.transmit(seq, now, buffer);
+        if self.next_seq == end {
+            self.sending += 1;
+        }
+        Some(transmit)
+    }
+
+    fn poll_timeout(&self) -> Option<Nanos> {
+        let stall = (!self.ops.is_empty()).then(|| self.progress_at + self.config.stall_timeout);
+        [self.rto_at, self.lag.map(|l| l.1), stall].into_iter().flatten().min()
+    }
+
+    fn handle_timeout(&mut self, now: Nanos) {
+        if !self.ops.is_empty() && now >= self.progress_at + self.config.stall_timeout {
+            let text = self.stall_text(now);
+            self.fail_all(&text);
+            return;
+        }
+        if let Some((limit, at)) = self.lag
+            && now >= at
+        {
+            self.lag = None;
+            for seq in self.base..self.next_seq.min(self.base + self.ring.len() as u64) {
+                let flight = self.flight(seq);
+                if flight.seq == seq && flight.tx < limit {
+                    self.mark_fast(seq, now);
+                }
+            }
+        }
+        if self.rto_at.is_some_and(|at| now >= at) {
+            self.counters.timeouts += 1;
+            self.window.on_timeout(now);
+            // One packet only, the oldest: its answer tells whether the others are lost too, and each needless resend
+            // breaks the aggregation of its sequence.
+            let base = self.base;
+            if self.mark_lost(base, false).is_some() {
+                self.resend.pop_back();
+            } else {
+                self.resend.retain(|s| *s != base);
+            }
+            self.resend.push_front(base);
+            self.forced = 1;
+            self.backoff += 1;
+            self.rto_at = Some(now + self.rtt.rto(self.backoff));
+        }
+    }
+
+    fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            counters: self.counters,
+            window: self.window.size(),
+            ssthresh: self.window.ssthresh(),
+            rtt_seconds: self.rtt.smoothed_seconds(),
+            rto_seconds: self.rtt.rto(self.backoff) as f64 * 1e-9,
+            in_flight: self.in_flight,
+            open_sequences: self.next_seq - self.base,
+            reorder_threshold: self.reordering.threshold(),
+            group_path_down: 0,
+            rtt_histogram: self.rtt.histogram.to_vec(),
+            rtt_sum_seconds: self.rtt.sum,
+        }
+    }
+}
+
+impl Worker {
+    /// The parameter server wants the gradient of `seq` as raw words.
+    fn send_raw(&mut self, seq: u64, now: Nanos) {
+        let recent = self.rtt.reordering_window();
+        let flight = self.flight(seq);
+        if flight.seq != seq || flight.state != State::InFlight {
+            self.counters.duplicates += 1;
+            return;
+        }
+        if flight.raw && (flight.lost || now < flight.sent_at + recent) {
+            // On its way already.
+            return;
+        }
+        flight.raw = true;
+        self.counters.raw_float_corrections += 1;
+        self.mark_lost(seq, false);
+    }
+
+    /// The parameter server holds this rank's gradient of `seq` and waits for others.
+    fn take_notice(&mut self, seq: u64, payload: &[u8], now: Nanos) {
+        self.counters.notices += 1;
+        let mut words = payload.as_chunks::<4>().0.iter().map(|w| u32::from_be_bytes(*w));
+        let count = words.next().unwrap_or(0);
+        let n = self.config.workers.len();
+        let ranks: Vec<u16> =
+            words.take(count as usize).filter_map(|r| u16::try_from(r).ok()).filter(|r| usize::from(*r) < n).collect();
+        if !ranks.contains(&self.me.rank) {
+            self.window.undo_timeouts();
+        }
+        self.notice = Some(Notice { seq, at: now, count, ranks });
+    }
+
+    /// Why nothing moves, as far as this rank knows.
+    fn stall_text(&self, now: Nanos) -> String {
+        let op = self.ops.iter().find(|op| op.remaining > 0).map_or(0, |op| op.descriptor.op);
+        let seconds = self.config.stall_timeout as f64 * 1e-9;
+        let server = self.server(self.base);
+        let recent = self.notice.as_ref().filter(|n| {
+            n.seq >= self.base && n.seq < self.next_seq && now.saturating_sub(n.at) <= self.config.stall_timeout
+        });
+        let why = match recent {
+            None => format!("the parameter server {server} does not answer"),
+            Some(n) => {
+                let mut names: Vec<String> = n
+                    .ranks
+                    .iter()
+                    .take(16)
+                    .map(|r| {
+                        let you = if *r == self.me.rank { ", this rank" } else { "" };
+                        format!("rank {r} ({}{you})", self.config.workers[usize::from(*r)].address.ip())
+                    })
+                    .collect();
+                if n.count as usize > names.len() {
+                    names.push(format!("{} more", n.count as usize - names.len()));
+                }
+                format!("the parameter server still waits for the gradient of {}", names.join(", "))
+            }
+        };
+        format!(
+            "all_reduce #{op}: no progress for {seconds} s: {why}; see whether those processes and the network between \
+             them are alive"
+        )
+    }
+}
