@@ -56,8 +56,8 @@ def main() -> int:
     path = wheel()
     installed = WHEELS / f"installed-{Path(sys.prefix).name}"
     if install and not (installed.exists() and installed.read_text() == (WHEELS / "digest").read_text()):
-        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--force-reinstall", str(path)]
-        subprocess.run(pip, check=True)
+        uv = [sys.executable, "-m", "uv", "pip", "install", "-q", "--python", sys.executable, "--no-deps", "--reinstall"]
+        subprocess.run([*uv, str(path)], check=True)
         installed.write_text((WHEELS / "digest").read_text())
     return 0
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localcluster import images
+from localcluster.errors import ClusterError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STAGE = ROOT / "build" / "images"
@@ -34,8 +35,10 @@ class Images:
 
 def build_wheel(folder: str, into: Path) -> None:
     """Build the wheel of the package in ``folder`` (reproducible: hatchling writes fixed times)."""
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(into)]
-    subprocess.run([*command, str(ROOT / folder)], check=True)
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(into)]
+    done = subprocess.run(command, cwd=ROOT / folder, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ClusterError(f"the wheel of {folder} did not build:\n{done.stderr.strip()}")
 
 
 def stage(name: str) -> Path:
@@ -62,7 +65,7 @@ def control_plane() -> str:
         build_wheel(folder, context / "wheels")
     (context / "lib").mkdir()
     for path in sorted((ROOT / "softswitch/build").rglob("*")):
-        if path.name == "libatp_switch.so" or (path.suffix == ".o" and path.name.startswith(("atp_tc", "atp_xdp"))):
+        if path.name == "libatp_switch.so" or (path.suffix == ".o" and path.name.startswith("atp_")):
             shutil.copy(path, context / "lib" / path.name)
     recipe = ROOT / "hack/images/control-plane.Containerfile"
     return ensure("control-plane", recipe, context, {"REQUIREMENTS": base})
