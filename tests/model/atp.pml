@@ -186,6 +186,12 @@
 #endif
 #endif
 
+#ifdef DOC_ANSWER_IS_REPLICATED
+#define ANSWER_FLAG 0
+#else
+#define ANSWER_FLAG F_EDGE /* in an ACK: for its addressee alone, not to be replicated */
+#endif
+
 // ---- state ----
 int net[NBAG];
 int agg[NS * NIDX];
@@ -349,7 +355,10 @@ inline handle_switch() {
 		:: g != 0 && !(g & A_FOREIGN) && WIRE(A_SEQ(g)) == WIRE(SEQ(p)) -> agg[a] = 0
 		:: else
 		fi;
-		replicate_ack()
+		if
+		:: EDGE(p) -> forward_ack_unicast(p) /* an answer from the cache: for one worker */
+		:: else -> replicate_ack()
+		fi
 	:: !RAW(p) && !ACK(p) && !known[sw] -> towards_ps(p)
 	:: !RAW(p) && !ACK(p) && known[sw] && sw == N_X && TWO_LEVELS && !EDGE(p) && !RES(p)
 #ifdef BUG_LEVEL_NOT_IN_KEY
@@ -489,28 +498,27 @@ inline handle_ps() {
 		/* answered: again, from the cache */
 #ifndef BUG_NO_ANSWERED_CACHE
 		cov = (EDGE(p) -> RACKS_COVER(B1(p)) : EXPAND(B0(p), (B1(p) >> 1)));
+#ifdef DOC_ANSWER_ONE_RANK
+		cov = cov & -cov; /* "to its sender's rank alone (worker address from coverage)", read as the first rank covered */
+#endif
+		j = 0;
+		do
+		:: j < NW ->
+			if
+			:: (cov >> j) & 1 ->
 #ifdef RAWSEQ
-		if
-		:: ISRAW(c) ->
-			j = 0;
-			do
-			:: j < NW ->
 				if
-				:: (cov >> j) & 1 ->
-					emit(TO_WORKER(F_ACK | F_RAW | (c << 22) | ALL, j));
-#ifdef ANSWER_ONE
-					j = NW - 1
-#endif
-				:: else
-				fi;
-				j++
-			:: else -> break
-			od
-		:: else -> send_result((cov & 1 -> 0 : (cov & 2 -> 1 : (cov & 4 -> 2 : 3))), ALL)
-		fi
+				:: ISRAW(c) -> emit(TO_WORKER(F_ACK | F_RAW | (c << 22) | ALL, j))
+				:: else -> send_result(j, ALL | ANSWER_FLAG)
+				fi
 #else
-		send_result((cov & 1 -> 0 : (cov & 2 -> 1 : (cov & 4 -> 2 : 3))), ALL)
+				send_result(j, ALL | ANSWER_FLAG)
 #endif
+			:: else
+			fi;
+			j++
+		:: else -> break
+		od
 #endif
 	:: else ->
 		if
@@ -763,6 +771,20 @@ inline deliver() {
 #define EVERYBODY_HAS_ALL (wbase[0] == END && wbase[1] == END && wbase[2] == END && wbase[3] == END)
 #define NEEDY ((wbase[0] < END) | ((wbase[1] < END) << 1) | ((wbase[2] < END) << 2) | ((wbase[3] < END) << 3))
 #endif
+#define OPEN(w) (wbase[w] < nxt[w])
+#define SOMETHING_OPEN (OPEN(0) || OPEN(1) || (NW > 2 && OPEN(NW - 2)) || (NW > 2 && OPEN(NW - 1)))
+#define FRESH(a) (agg[a] != 0 && !(agg[a] & A_AGED))
+#if NS * NIDX == 1
+#define SOMETHING_FRESH FRESH(0)
+#elif NS * NIDX == 2
+#define SOMETHING_FRESH (FRESH(0) || FRESH(1))
+#elif NS * NIDX == 3
+#define SOMETHING_FRESH (FRESH(0) || FRESH(1) || FRESH(2))
+#elif NS * NIDX == 4
+#define SOMETHING_FRESH (FRESH(0) || FRESH(1) || FRESH(2) || FRESH(3))
+#else
+#define SOMETHING_FRESH (FRESH(0) || FRESH(1) || FRESH(2) || FRESH(3) || FRESH(4) || FRESH(5))
+#endif
 #define QUIET (net[0] == 0 && NOBODY_SENDS)
 #ifdef LOSS_AFTER_FIRST_HOP
 #define MAY_LOSE(x) (loss > 0 && (ACK(x) || DST(x) == N_PS))
@@ -856,15 +878,15 @@ init {
 	}
 	/* a timer fires, or three ACKs came out of order, while packets are on their way: any sequence of the window */
 	:: atomic {
-		early > 0 && !EVERYBODY_HAS_ALL ->
+		early > 0 && SOMETHING_OPEN ->
 		if
-		:: wbase[0] < nxt[0] -> who = 0
-		:: wbase[1] < nxt[1] -> who = 1
+		:: OPEN(0) -> who = 0
+		:: OPEN(1) -> who = 1
 #if NW > 2
-		:: wbase[2] < nxt[2] -> who = 2
+		:: OPEN(2) -> who = 2
 #endif
 #if NW > 3
-		:: wbase[3] < nxt[3] -> who = 3
+		:: OPEN(3) -> who = 3
 #endif
 		fi;
 		if
@@ -909,21 +931,21 @@ init {
 	}
 #if AGE > 0
 	:: atomic {
-		age > 0 && !finished ->
+		age > 0 && !finished && SOMETHING_FRESH ->
 		if
-		:: agg[0] != 0 && !(agg[0] & A_AGED) -> i = 0
+		:: FRESH(0) -> i = 0
 #if NS * NIDX > 1
-		:: agg[1] != 0 && !(agg[1] & A_AGED) -> i = 1
+		:: FRESH(1) -> i = 1
 #endif
 #if NS * NIDX > 2
-		:: agg[2] != 0 && !(agg[2] & A_AGED) -> i = 2
+		:: FRESH(2) -> i = 2
 #endif
 #if NS * NIDX > 3
-		:: agg[3] != 0 && !(agg[3] & A_AGED) -> i = 3
+		:: FRESH(3) -> i = 3
 #endif
 #if NS * NIDX > 4
-		:: agg[4] != 0 && !(agg[4] & A_AGED) -> i = 4
-		:: agg[5] != 0 && !(agg[5] & A_AGED) -> i = 5
+		:: FRESH(4) -> i = 4
+		:: FRESH(5) -> i = 5
 #endif
 		fi;
 		d_step { printf("aggregator %d becomes stale\n", i); age--; agg[i] = agg[i] | A_AGED; i = 0; calm() }
