@@ -54,7 +54,7 @@ class JobTotals:
         self._totals: dict[str, int | None] = dict.fromkeys(KEYS)
 
     async def get(self, addresses: Iterable[str]) -> dict[str, int | None]:
-        """aggregated_packets and host_summed_packets of the job; None if a parameter server does not answer."""
+        """aggregated_packets and host_summed_packets of the job; None if a parameter server is silent."""
         wanted = tuple(addresses)
         loop = asyncio.get_running_loop()
         async with self._lock:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from atp_sidecar.app import Settings, serve
-from atp_sidecar.assignment import Assignment
+from atp_sidecar.assignment import Assignment, Role
 from atp_sidecar.logs import EventLog
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,7 +66,7 @@ def assignment(
     return {**document, **changes}
 
 
-def eventually(condition: Callable[[], Any], seconds: float = 15.0, what: str = "condition") -> Any:
+def eventually(condition: Callable[[], Any], seconds: float = 60.0, what: str = "condition") -> Any:
     """Waits until the condition is true and returns its value.
 
     Raises:
@@ -82,10 +82,11 @@ def eventually(condition: Callable[[], Any], seconds: float = 15.0, what: str = 
         time.sleep(0.05)
 
 
-def fetch(port: int, path: str) -> tuple[int, str]:
+def fetch(sidecar: SidecarProcess | SidecarThread, path: str) -> tuple[int, str]:
     """GET from a sidecar's HTTP server: (status, body)."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        url = f"http://{sidecar.host}:{sidecar.port}{path}"
+        with urllib.request.urlopen(url, timeout=30) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -95,8 +96,16 @@ class SidecarProcess:
     """`atp-sidecar run` as a process of its own."""
 
     def __init__(
-        self, directory: Path, role: str, document: dict[str, Any] | None, **environment: str
+        self,
+        directory: Path,
+        role: str,
+        document: dict[str, Any] | None,
+        host: str = "127.0.0.1",
+        metrics_port: int = 0,
+        **environment: str,
     ) -> None:
+        self.host = host
+        self._metrics_port = metrics_port
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self.assignment_path = directory / "assignment.json"
@@ -118,7 +127,8 @@ class SidecarProcess:
     def start(self) -> None:
         """Starts the process."""
         command = [sys.executable, "-m", "atp_sidecar", "run", "--assignment", str(self.assignment_path)]
-        command += ["--socket", str(self.socket), "--metrics-port", "0", "--metrics-host", "127.0.0.1"]
+        command += ["--socket", str(self.socket), "--metrics-port", str(self._metrics_port)]
+        command += ["--metrics-host", self.host]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 command, env=self._environment, stdout=log, stderr=subprocess.STDOUT
@@ -145,7 +155,7 @@ class SidecarProcess:
                 lines.append(json.loads(line))
         return lines
 
-    def event(self, name: str, seconds: float = 15.0) -> dict[str, Any]:
+    def event(self, name: str, seconds: float = 60.0) -> dict[str, Any]:
         """Waits for an event of this name and returns the last one."""
 
         def find() -> dict[str, Any] | None:
@@ -197,7 +207,11 @@ class Job:
         self.changes = changes
         self.workers = [
             SidecarProcess(
-                directory / f"worker-{rank}", "worker", self.document("worker", rank) if gate else None
+                directory / f"worker-{rank}",
+                "worker",
+                self.document("worker", rank) if gate else None,
+                self.addresses[rank],
+                9095,
             )
             for rank in range(workers)
         ]
@@ -206,6 +220,8 @@ class Job:
                 directory / f"ps-{rank}",
                 "parameterServer",
                 self.document("parameterServer", rank) if gate else None,
+                self.addresses[workers + rank],
+                9095,
             )
             for rank in range(servers)
         ]
@@ -330,8 +346,9 @@ class SidecarThread:
     """A sidecar in a thread of this process, over a loopback hub."""
 
     def __init__(
-        self, directory: Path, hub: LoopbackHub, document: dict[str, Any] | None, role: str = "worker"
+        self, directory: Path, hub: LoopbackHub, document: dict[str, Any] | None, role: Role = "worker"
     ) -> None:
+        self.host = "127.0.0.1"
         directory.mkdir(parents=True, exist_ok=True)
         self.assignment_path = directory / "assignment.json"
         self.socket = directory / "run" / "atp.sock"
@@ -339,7 +356,7 @@ class SidecarThread:
         self._log = self.log_path.open("w")
         if document is not None:
             self.assign(document)
-        settings = Settings("worker", self.assignment_path, self.socket, 0, "127.0.0.1")
+        settings = Settings(role, self.assignment_path, self.socket, 0, "127.0.0.1")
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
 
