@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Job IDs and aggregator ranges on switches.
+
+One packet carries one job ID and one aggregatorIndex through its whole tree, so both must be free on every switch of it.
+A job's multicast group has the number of its job ID: groups and IDs are unique on the same switches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from atp_api import wire
+
+from .model import JOB_ID_LAST, Job, Region, Switch
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What a job gets, the same on all its switches."""
+
+    job_id: int
+    regions: tuple[Region, ...]
+    values: int
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why it gets nothing; the message names what is needed and what is free."""
+
+    reason: str
+    message: str
+
+
+@dataclass
+class SwitchLedger:
+    """What is taken on one switch."""
+
+    switch: Switch
+    ids: dict[int, str] = field(default_factory=dict)  # job ID -> uid
+    resting: set[int] = field(default_factory=set)
+    reserved: dict[str, tuple[Region, ...]] = field(default_factory=dict)  # by uid
+    shared: dict[str, tuple[Region, ...]] = field(default_factory=dict)
+    requests: dict[str, int] = field(default_factory=dict)  # aggregators requested, by uid
+
+    @property
+    def id_limit(self) -> int:
+        """Job IDs 1..limit may be given out here."""
+        capacity = self.switch.capacity
+        return min(JOB_ID_LAST, capacity.job_ids, capacity.multicast_groups) if capacity else 0
+
+
+class Ledger:
+    """What every switch has given out; changed only by `take` and `release`."""
+
+    def __init__(self, switches: Mapping[str, Switch], jobs: Iterable[Job], now: float) -> None:
+        self.switches = {name: SwitchLedger(switch) for name, switch in switches.items()}
+        holding: set[tuple[str, int, int]] = set()  # (uid, job ID, epoch)
+        for job in jobs:
+            status = job.status
+            if status.holds_switches and job.deleting is None:
+                assert status.job_id is not None
+                holding.add((job.uid, status.job_id, status.epoch))
+                self.take(
+                    job.uid,
+                    status.switches,
+                    status.job_id,
+                    status.regions,
+                    status.mode == "Reserved",
+                    job.spec.request,
+                )
+        for ledger in self.switches.values():
+            ledger.resting |= {job_id for job_id, until in ledger.switch.quarantine if until > now}
+            # A holder that is gone but not yet written into quarantine rests all the same.
+            ledger.resting |= {
+                i for i, uid, epoch, _ in ledger.switch.holders if (uid, i, epoch) not in holding
+            }
+
+    def take(
+        self,
+        uid: str,
+        names: Iterable[str],
+        job_id: int,
+        regions: tuple[Region, ...],
+        exclusive: bool,
+        request: int,
+    ) -> None:
+        """Record that the job `uid` holds these on the switches `names` (unknown names are ignored)."""
+        for name in names:
+            ledger = self.switches.get(name)
+            if ledger is None:
+                continue
+            ledger.ids[job_id] = uid
+            (ledger.reserved if exclusive else ledger.shared)[uid] = regions
+            ledger.requests[uid] = request
+
+    def release(self, uid: str) -> None:
+        """Give back all that the job holds; its job IDs rest for the remainder of this plan."""
+        for ledger in self.switches.values():
+            for job_id in [i for i, holder in ledger.ids.items() if holder == uid]:
+                del ledger.ids[job_id]
+                ledger.resting.add(job_id)
+            ledger.reserved.pop(uid, None)
+            ledger.shared.pop(uid, None)
+            ledger.requests.pop(uid, None)
+
+    def allocate(
+        self, names: tuple[str, ...], mode: str, request: int, values: int | None
+    ) -> Allocation | Refusal:
+        """Find a job ID, a range and a packet size that all switches `names` can give; changes nothing."""
+        ledgers = [self.switches[name] for name in sorted(names)]
+        profile = self._values(ledgers, values)
+        if isinstance(profile, Refusal):
+            return profile
+        job_id = self._job_id(ledgers)
+        if isinstance(job_id, Refusal):
+            return job_id
+        region = self._reserved(ledgers, request) if mode == "Reserved" else self._shared(ledgers, request)
+        if isinstance(region, Refusal):
+            return region
+        return Allocation(job_id, (region,), profile)
+
+    @staticmethod
+    def _values(ledgers: list[SwitchLedger], values: int | None) -> int | Refusal:
+        common: set[int] | None = None
+        for ledger in ledgers:
+            offered = set(ledger.switch.capacity.values) if ledger.switch.capacity else set()
+            if values is not None and values not in offered:
+                return Refusal(
+                    "ValuesUnsupported",
+                    f"spec.valuesPerPacket is {values}, but switch {ledger.switch.name} aggregates "
+                    f"{', '.join(map(str, sorted(offered))) or 'nothing'} values per packet",
+                )
+            common = offered if common is None else common & offered
+        if values is not None:
+            return values
+        if not common:
+            names = ", ".join(ledger.switch.name for ledger in ledgers)
+            return Refusal("ValuesUnsupported", f"switches {names} have no packet size in common")
+        return max(common)
+
+    @staticmethod
+    def _job_id(ledgers: list[SwitchLedger]) -> int | Refusal:
+        limit = min(ledger.id_limit for ledger in ledgers)
+        for job_id in range(1, limit + 1):
+            if not any(job_id in ledger.ids or job_id in ledger.resting for ledger in ledgers):
+                return job_id
+        worst = max(ledgers, key=lambda entry: (len(entry.ids) + len(entry.resting), -entry.id_limit))
+        return Refusal(
+            "JobIDsExhausted",
+            f"needs 1 job ID (and multicast group) on switch {worst.switch.name}: 0 free of {worst.id_limit}, "
+            f"{len(worst.ids)} in use and {len(worst.resting - worst.ids.keys())} resting",
+        )
+
+    @staticmethod
+    def _shared(ledgers: list[SwitchLedger], request: int) -> Region | Refusal:
+        return _fit(ledgers, request, lambda entry: (entry.switch.shared_pool, entry.reserved), largest=True)
+
+    @staticmethod
+    def _reserved(ledgers: list[SwitchLedger], request: int) -> Region | Refusal:
+        def room(entry: SwitchLedger) -> tuple[int, dict[str, tuple[Region, ...]]]:
+            total = entry.switch.capacity.aggregators if entry.switch.capacity else 0
+            return min(total, wire.AGGREGATOR_INDEX_MAX + 1), {**entry.reserved, **entry.shared}
+
+        return _fit(ledgers, request, room, largest=False)
+
+
+_Room = Callable[[SwitchLedger], tuple[int, dict[str, tuple[Region, ...]]]]
+
+
+def gaps(limit: int, taken: Iterable[Region]) -> list[Region]:
+    """The free ranges of [0, limit), ascending."""
+    free, start = [], 0
+    for region in sorted(taken):
+        if region.start >= limit:
+            break
+        if region.start > start:
+            free.append(Region(start, region.start - start))
+        start = max(start, region.end)
+    if start < limit:
+        free.append(Region(start, limit - start))
+    return free
+
+
+def _fit(
+    ledgers: list[SwitchLedger],
+    request: int,
+    room: _Room,
+    *,
+    largest: bool,
+) -> Region | Refusal:
+    """One range free on all switches: the largest whole gap, or `request` slots from the top of the highest gap."""
+    limit, taken = wire.AGGREGATOR_INDEX_MAX + 1, []
+    for ledger in ledgers:
+        top, regions = room(ledger)
+        here = [region for held in regions.values() for region in held]
+        best = max((gap.size for gap in gaps(top, here)), default=0)
+        if best < request:
+            total = ledger.switch.capacity.aggregators if ledger.switch.capacity else 0
+            return Refusal(
+                "AggregatorsExhausted",
+                f"needs {request} aggregators on switch {ledger.switch.name}: {best} free of {total}",
+            )
+        limit = min(limit, top)
+        taken += here
+    free = [gap for gap in gaps(limit, taken) if gap.size >= request]
+    if not free:
+        names = ", ".join(ledger.switch.name for ledger in ledgers)
+        best = max((gap.size for gap in gaps(limit, taken)), default=0)
+        return Refusal(
+            "NoCommonRange",
+            f"needs {request} aggregators at the same indexes on switches {names}: each has them, but together "
+            f"{best} are free; name fewer switches in spec.switches or set sharedAggregators alike",
+        )
+    if largest:
+        return max(free, key=lambda gap: (gap.size, -gap.start))
+    gap = free[-1]
+    return Region(gap.end - request, request)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each switch must hold, and what each sidecar is told; both from job statuses alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from atp_api import wire
+from atp_api.switchagent.v1alpha1 import switchagent_pb2 as pb
+
+from .model import Job, Placement, Seat, Switch
+
+MAX_WINDOW = 1024
+
+
+def desired_jobs(switch: Switch, jobs: Iterable[Job]) -> list[pb.Job]:
+    """The jobs that one switch must hold, in the order of their job IDs."""
+    result = []
+    for job in jobs:
+        status = job.status
+        if (
+            job.deleting is None
+            and status.holds_switches
+            and status.placement is not None
+            and switch.name in status.placement.switches
+        ):
+            result.append(_job(switch, job, status.placement))
+    return sorted(result, key=lambda entry: (entry.job_id, entry.uid))
+
+
+def _endpoint(switch: Switch, address: str, node: str) -> pb.Endpoint:
+    return pb.Endpoint(address=address, node=node, port=switch.ports.get(node, 0))
+
+
+def _job(switch: Switch, job: Job, placement: Placement) -> pb.Job:
+    status = job.status
+    members, uplinks = [], dict[int, list[Seat]]()
+    for seat in placement.seats:
+        if seat.switch == switch.name:
+            members.append(
+                pb.Member(
+                    rank=seat.rank,
+                    endpoint=_endpoint(switch, seat.address, seat.node),
+                    bit=seat.rack if seat.edge else seat.bit,
+                    edge=seat.edge,
+                )
+            )
+        elif placement.level1 == switch.name:
+            uplinks.setdefault(seat.rack, []).append(seat)
+    racks = [
+        # The rack's ACK copy goes to its first worker; the rack's own switch replicates it further.
+        pb.Rack(bit=rack, workers=len(seats), uplink=_endpoint(switch, seats[0].address, seats[0].node))
+        for rack, seats in sorted(uplinks.items())
+    ]
+    return pb.Job(
+        job_id=status.job_id or 0,
+        epoch=status.epoch,
+        uid=job.uid,
+        name=job.key,
+        values=status.values or wire.VALUES_BASE,
+        regions=[pb.Region(start=r.start, size=r.size) for r in status.regions],
+        members=members,
+        racks=racks,
+        parameter_servers=[_endpoint(switch, s.address, s.node) for s in placement.servers],
+        multicast_group=status.job_id or 0,
+    )
+
+
+def assignments(job: Job) -> Mapping[str, str]:
+    """The assignment (JSON text) of every pod of a running job, by pod UID."""
+    status = job.status
+    placement = status.placement
+    if status.phase != "Running" or placement is None:
+        return {}
+    # A window larger than the job's aggregators would only collide with itself. The index table (slot = sequence mod P)
+    # is at least the largest window, and a power of two so that slots stay continuous where the 24-bit sequence wraps.
+    table = sum(region.size for region in status.regions)
+    window = min(MAX_WINDOW, table) if table else MAX_WINDOW
+    slots = 1 << (window - 1).bit_length()
+    common: dict[str, object] = {
+        "apiVersion": "atp.dev/v1alpha1",
+        "job": job.key,
+        "uid": job.uid,
+        "epoch": status.epoch,
+        "revision": status.revision,
+        "jobId": status.job_id,
+        "mode": status.mode,
+        "valuesPerPacket": status.values or wire.VALUES_BASE,
+        "scale": job.spec.scale,
+        "port": wire.UDP_PORT,
+        "regions": [{"start": r.start, "size": r.size} for r in status.regions],
+        "indexTableSize": slots,
+        "maxWindow": window,
+        "stallTimeoutSeconds": job.spec.stall_timeout,
+        "workers": [
+            {"rank": s.rank, "address": s.address, "rack": s.rack, "bit": s.bit, "edge": s.edge}
+            for s in placement.seats
+        ],
+        "parameterServers": [{"shard": s.shard, "address": s.address} for s in placement.servers],
+        "switchAddress": None,
+    }
+    result = {
+        seat.pod_uid: json.dumps({**common, "role": "worker", "rank": seat.rank}, separators=(",", ":"))
+        for seat in placement.seats
+    }
+    for server in placement.servers:
+        text = json.dumps({**common, "role": "parameterServer", "rank": server.shard}, separators=(",", ":"))
+        result[server.pod_uid] = text
+    return result

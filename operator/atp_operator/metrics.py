@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prometheus metrics of the operator, and the HTTP end point that serves them with the health checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from .planning import ClusterPlan, Snapshot
+
+PHASES = ("Pending", "Admitted", "Starting", "Running", "Succeeded", "Failed", "Suspended")
+
+
+class Metrics:
+    """All metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.jobs = Gauge("atp_jobs", "ATPJobs by phase", ["phase"], registry=self.registry)
+        self.quota_used = Gauge(
+            "atp_quota_used", "Quota in use", ["tenant", "switch", "resource"], registry=self.registry
+        )
+        self.quota_nominal = Gauge(
+            "atp_quota_nominal", "Quota granted", ["tenant", "switch", "resource"], registry=self.registry
+        )
+        self.reconcile_seconds = Histogram(
+            "atp_reconcile_seconds", "Duration of one reconcile of everything", registry=self.registry
+        )
+        self.reconcile_errors = Counter(
+            "atp_reconcile_errors_total", "Reconciles that failed", registry=self.registry
+        )
+        self.leader = Gauge("atp_operator_leader", "1 on the replica that acts", registry=self.registry)
+
+    def record(self, snapshot: Snapshot, plan: ClusterPlan) -> None:
+        """Gauges from a plan."""
+        counts = dict.fromkeys(PHASES, 0)
+        for entry in plan.jobs:
+            counts[entry.status.phase] = counts.get(entry.status.phase, 0) + 1
+        for phase, count in counts.items():
+            self.jobs.labels(phase).set(count)
+        self.quota_used.clear()
+        self.quota_nominal.clear()
+        for quota in snapshot.quotas:
+            status = plan.quota_statuses[quota.name]
+            self.quota_used.labels(quota.name, "", "jobs").set(status["admittedJobs"])
+            if quota.max_jobs is not None:
+                self.quota_nominal.labels(quota.name, "", "jobs").set(quota.max_jobs)
+            used = {entry["switch"]: entry["aggregators"] for entry in status["usage"]}
+            for name in snapshot.switches:
+                self.quota_used.labels(quota.name, name, "aggregators").set(used.get(name, 0))
+                if quota.aggregators is not None:
+                    self.quota_nominal.labels(quota.name, name, "aggregators").set(quota.aggregators)
+
+
+async def serve(metrics: Metrics, port: int, healthy: Callable[[], str]) -> web.AppRunner:
+    """Serve /metrics, /healthz and /readyz; `healthy` returns an empty text, or what is wrong."""
+
+    async def show(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(metrics.registry), content_type="text/plain")
+
+    async def health(_: web.Request) -> web.Response:
+        problem = healthy()
+        return web.Response(text=problem or "ok", status=503 if problem else 200)
+
+    app = web.Application()
+    app.router.add_get("/metrics", show)
+    app.router.add_get("/healthz", health)
+    app.router.add_get("/readyz", health)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "0.0.0.0", port).start()
+    return runner

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Manifests of a job's headless Service and pods."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from . import (
+    API_VERSION,
+    LABEL_EPOCH,
+    LABEL_JOB,
+    LABEL_MANAGED_BY,
+    LABEL_RANK,
+    LABEL_ROLE,
+    ROLE_PARAMETER_SERVER,
+    ROLE_WORKER,
+)
+from .injection import SidecarConfig, inject
+from .model import Job, Object
+
+MASTER_PORT = 29500
+
+
+def worker_name(job: str, rank: int) -> str:
+    """Name, and host name, of a worker's pod."""
+    return f"{job}-worker-{rank}"
+
+
+def server_name(job: str, shard: int) -> str:
+    """Name, and host name, of a parameter server's pod."""
+    return f"{job}-ps-{shard}"
+
+
+def owner(job: Job) -> Object:
+    """Owner reference that makes garbage collection follow the ATPJob."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "ATPJob",
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def service(job: Job) -> Object:
+    """Headless Service that gives every pod a name, also before it is ready (the gate is not open yet)."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": job.name,
+            "namespace": job.namespace,
+            "ownerReferences": [owner(job)],
+            "labels": {LABEL_JOB: job.name, LABEL_MANAGED_BY: "operator"},
+        },
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {LABEL_JOB: job.name},
+            "ports": [{"name": "master", "port": MASTER_PORT, "protocol": "TCP"}],
+        },
+    }
+
+
+def job_pods(job: Job, epoch: int, sidecar: SidecarConfig) -> list[Object]:
+    """All pods of an epoch, parameter server first, with their sidecars."""
+    result = [_pod(job, epoch, ROLE_PARAMETER_SERVER, 0, sidecar)]
+    result += [_pod(job, epoch, ROLE_WORKER, rank, sidecar) for rank in range(job.spec.workers)]
+    return result
+
+
+def _server_template(sidecar: SidecarConfig) -> Object:
+    """A parameter server needs nothing beside its sidecar; a pod needs a container, so one waits for SIGTERM."""
+    return {
+        "spec": {
+            "terminationGracePeriodSeconds": 5,
+            "automountServiceAccountToken": False,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": sidecar.user,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [
+                {
+                    "name": "parameter-server",
+                    "image": sidecar.image,
+                    "imagePullPolicy": sidecar.pull_policy,
+                    "args": ["park"],
+                    "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "64Mi"}},
+                    "securityContext": {
+                        "runAsNonRoot": True,
+                        "allowPrivilegeEscalation": False,
+                        "readOnlyRootFilesystem": True,
+                        "capabilities": {"drop": ["ALL"]},
+                        "seccompProfile": {"type": "RuntimeDefault"},
+                    },
+                }
+            ],
+        }
+    }
+
+
+def _pod(job: Job, epoch: int, role: str, index: int, sidecar: SidecarConfig) -> Object:
+    worker = role == ROLE_WORKER
+    template: Mapping[str, Any] = (
+        job.spec.worker_template if worker else job.spec.server_template or _server_template(sidecar)
+    )
+    name = worker_name(job.name, index) if worker else server_name(job.name, index)
+    meta = template.get("metadata") or {}
+    spec: Object = copy.deepcopy(dict(template.get("spec") or {}))
+    spec.update({"hostname": name, "subdomain": job.name, "restartPolicy": "Never"})
+    if worker:
+        env = [
+            {"name": "RANK", "value": str(index)},
+            {"name": "WORLD_SIZE", "value": str(job.spec.workers)},
+            {"name": "LOCAL_RANK", "value": "0"},
+            {"name": "MASTER_ADDR", "value": f"{worker_name(job.name, 0)}.{job.name}"},
+            {"name": "MASTER_PORT", "value": str(MASTER_PORT)},
+            {"name": "ATP_JOB", "value": job.key},
+        ]
+        for container in spec.get("containers") or ():
+            own = {entry["name"] for entry in container.get("env") or ()}
+            container["env"] = [*(container.get("env") or ()), *(e for e in env if e["name"] not in own)]
+    pod: Object = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": job.namespace,
+            "labels": {
+                **(meta.get("labels") or {}),
+                LABEL_JOB: job.name,
+                LABEL_ROLE: role,
+                LABEL_RANK: str(index),
+                LABEL_EPOCH: str(epoch),
+            },
+            "annotations": {
+                k: v for k, v in (meta.get("annotations") or {}).items() if not k.startswith("atp.dev/")
+            },
+            "ownerReferences": [owner(job)],
+        },
+        "spec": spec,
+    }
+    return inject(pod, sidecar)
