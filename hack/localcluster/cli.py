@@ -65,6 +65,7 @@ def _image_parser(image: argparse.ArgumentParser) -> None:
         )
     actions.add_parser("list", help="list the images built here")
     actions.add_parser("prune", help="remove built images except the newest of each name")
+    actions.add_parser("purge", help="remove all built images and their storage")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -138,6 +139,9 @@ def _image(args: argparse.Namespace, paths: Paths) -> None:
         return
     if args.action == "prune":
         images.prune(paths)
+        return
+    if args.action == "purge":
+        images.purge(paths)
         return
     build_args = dict(item.partition("=")[::2] for item in args.build_arg)
     if args.name.startswith(f"{images.PREFIX}/"):  # built already, and named by its full reference

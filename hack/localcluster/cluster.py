@@ -97,7 +97,7 @@ def _start(paths: Paths, folder: Path) -> bool:
     hostnet.remember(paths)
     processes.forget_dead(paths)
     if hostnet.ensure_network() and runtime.shims(paths):
-        # Somebody deleted the bridge under running pods: they hang in the air, so the kubelet makes them anew.
+        # Somebody deleted the bridge under running pods: they hang in the air; the kubelet makes new ones.
         processes.stop(paths, ["kubelet"])
         runtime.remove_all_pods(paths)
     hostnet.ensure_mounts()

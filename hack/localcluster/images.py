@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from . import aptsources, elevate, runtime
+from . import aptsources, elevate, hostnet, runtime
 from .errors import ClusterError
 from .paths import HACK, Paths, current
 
@@ -392,6 +392,16 @@ def listing(paths: Paths) -> str:
     """The images in the build storage, newest first."""
     template = "{{.Name}}:{{.Tag}}  {{.Size}}  {{.CreatedAt}}"
     return _buildah(paths, "images", "--noheading", "--format", template).strip()
+
+
+def purge(paths: Paths) -> None:
+    """Removes the whole build storage; it belongs to root, unlike the rest of the cache."""
+    if elevate.needed():
+        elevate.run(["image", "purge"], paths)
+        return
+    hostnet.unmount_below(paths.images)
+    if paths.images.exists():
+        shutil.rmtree(paths.images)
 
 
 def prune(paths: Paths) -> None:

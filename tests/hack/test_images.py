@@ -170,6 +170,7 @@ def test_sudo_gets_the_settings_it_would_drop() -> None:
     assert argv[:2] == ["sudo", "env"]
     assert "ATP_CACHE=/cache" in argv
     assert "HTTPS_PROXY=http://p" in argv
+    assert any(word.startswith("PATH=") and "/usr/sbin" in word for word in argv)
     assert "PIP_INDEX_URL=i" in argv
     assert not any("SECRET" in word for word in argv)
     assert argv[-2:] == [str(HACK / "atp-cluster"), "up"]
