@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client arbitration as a pure state machine: P4Runtime 1.4, section "Client Arbitration and Controller Replication"."""
+"""Client arbitration as a pure state machine: P4Runtime 1.4, section "Client Arbitration and Controller
+Replication"."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Arbiter:
     def update(self, session: int, device_id: int, role: str, election_id: int | None) -> list[Notice]:
         """A session says who it wants to be. Election ID None (or 0) never becomes primary.
 
-        Raises NOT_FOUND for another device, FAILED_PRECONDITION for a changed role, INVALID_ARGUMENT for an election
+        Raises NOT_FOUND for another device, FAILED_PRECONDITION for a changed role, INVALID_ARGUMENT for
+        an election
         ID that another session of the role has; the stream ends in each case.
         """
         if device_id != self.device_id:
@@ -85,7 +87,8 @@ class Arbiter:
         return self._notices(role, state)
 
     def check(self, device_id: int, role: str, election_id: int | None) -> None:
-        """Raises PERMISSION_DENIED unless a request with this election ID comes from the primary of its role."""
+        """Raises PERMISSION_DENIED unless a request with this election ID comes from the primary of its
+        role."""
         if device_id != self.device_id:
             raise P4RuntimeError(
                 Code.NOT_FOUND, f"device_id {device_id} is not served here; this switch is {self.device_id}"

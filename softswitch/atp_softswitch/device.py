@@ -52,7 +52,8 @@ class _Undo:
 class Device:
     """Tables, multicast groups and counters of one switch, and its data path.
 
-    Not safe for use from several threads. The data path holds no entry that the tables do not hold, and a job is known to
+    Not safe for use from several threads. The data path holds no entry that the tables do not hold, and a
+    job is known to
     it exactly while the table `job` has it and the table `region` has a range for it.
     """
 
@@ -71,7 +72,7 @@ class Device:
         self._counter_base: dict[tuple[int, int], int] = {}
         self._occupancy: dict[int, tuple[float, int]] = {}
 
-    # -- state -------------------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
 
     def entries(self, table: str) -> list[Entry]:
         """Every entry of a table, by short name."""
@@ -102,14 +103,15 @@ class Device:
             for entry in self.entries(name):
                 other._put(name, entry.key, entry)
 
-    # -- writes ------------------------------------------------------------------------------------------------------
+    # -- writes ------------------------------------------------------------------------------------
 
     def write(
         self, updates: list[p4r.Update], atomicity: p4r.WriteRequest.Atomicity.ValueType
     ) -> list[P4RuntimeError | None]:
         """Apply a batch in order; one result an update, None for success.
 
-        CONTINUE_ON_ERROR tries each one. ROLLBACK_ON_ERROR stops at the first error and takes the others back, which
+        CONTINUE_ON_ERROR tries each one. ROLLBACK_ON_ERROR stops at the first error and takes the others
+        back, which
         are reported ABORTED. DATAPLANE_ATOMIC raises UNIMPLEMENTED.
         """
         if atomicity == p4r.WriteRequest.DATAPLANE_ATOMIC:
@@ -218,7 +220,7 @@ class Device:
             if high >= self.dataplane.aggregators:
                 raise P4RuntimeError(
                     Code.OUT_OF_RANGE,
-                    f"region {low}..{high} is outside this switch, which has {self.dataplane.aggregators} aggregators",
+                    f"region {low}..{high}: this switch has {self.dataplane.aggregators} aggregators",
                 )
             held = self._regions.get(entry.exact(0), {})
             if entry.key not in held and len(held) >= REGIONS_MAX:
@@ -233,7 +235,7 @@ class Device:
                     Code.INVALID_ARGUMENT, f"{entry.table}: bitmap {bitmap:#x} must have exactly one bit"
                 )
 
-    # -- one key changes: tables first, then the data path, and back again if that refuses ---------------------------
+    # -- one key changes: tables first, then the data path, and back again if that refuses ---------
 
     def _put(self, table: str | None, key: Key | int, value: Entry | Group | None) -> None:
         before = self._store(table, key, value)
@@ -334,7 +336,7 @@ class Device:
             self.dataplane.set_group(group_id, ())
             self._live_groups.discard(group_id)
 
-    # -- counters ----------------------------------------------------------------------------------------------------
+    # -- counters ----------------------------------------------------------------------------------
 
     def _counter(self, counter_id: int) -> Counter:
         counter = self.pipeline.counters.get(counter_id)
@@ -357,7 +359,7 @@ class Device:
         """Value of a counter cell from what the data path counted."""
         return raw - self._counter_base.get((counter.id, index), 0)
 
-    # -- reads -------------------------------------------------------------------------------------------------------
+    # -- reads -------------------------------------------------------------------------------------
 
     def read(self, entity: p4r.Entity, cells: dict[int, dict[str, int]]) -> Iterator[p4r.Entity]:
         """Entities that match one entity of a ReadRequest; unset or zero fields are wildcards.

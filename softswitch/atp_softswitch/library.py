@@ -12,12 +12,11 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_uint8, c_uint16, c_uint32,
 from pathlib import Path
 from typing import Any
 
+from .cli import ENV_LIBRARY, ENV_OBJECT_DIR
 from .dataplane import REGIONS_MAX, AggregatorState, JobConfig, Replica
 from .errors import DataplaneError
 
 _COUNTERS_MAX = 64
-ENV_LIBRARY = "ATP_SWITCH_LIBRARY"
-ENV_OBJECT_DIR = "ATP_SWITCH_OBJECT_DIR"
 
 
 class _Region(ctypes.Structure):
@@ -105,7 +104,8 @@ def _build_directory() -> Path:
 
 
 def find_library(option: str | None = None) -> Path:
-    """Where libatp_switch.so is: the option, $ATP_SWITCH_LIBRARY, the source tree's build, the system's libraries.
+    """Where libatp_switch.so is: the option, $ATP_SWITCH_LIBRARY, the source tree's build, the system's
+    libraries.
 
     Raises FileNotFoundError with the places that were tried.
     """
@@ -125,7 +125,8 @@ def find_library(option: str | None = None) -> Path:
 
 
 def find_object_dir(option: str | None, library: Path) -> Path:
-    """Where the compiled BPF objects are: the option, $ATP_SWITCH_OBJECT_DIR, atp/ beside the library, its folder."""
+    """Where the compiled BPF objects are: the option, $ATP_SWITCH_OBJECT_DIR, atp/ beside the library, its
+    folder."""
     named = option or os.environ.get(ENV_OBJECT_DIR)
     if named:
         return Path(named)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The P4Runtime 1.x service: streams, pipeline configuration, writes and reads. Thin; the state is in `device`."""
+"""The P4Runtime 1.x service: streams, pipeline configuration, writes and reads. Thin; the state is in
+`device`."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class _StagedDataplane:
-    """Takes every change and does nothing: what is written between VERIFY_AND_SAVE and COMMIT has no data path yet."""
+    """Takes every change and does nothing: what is written between VERIFY_AND_SAVE and COMMIT has no data
+    path yet."""
 
     def __init__(self, live: Dataplane) -> None:
         self._live = live
@@ -82,7 +84,8 @@ def _role_name(role: str, role_id: int) -> str:
 
 
 def _error_details(results: Iterable[P4RuntimeError | None]) -> rpc_status.Status:
-    """The status of a failed batch: one p4.v1.Error an update, in order (section "Write RPC", error reporting)."""
+    """The status of a failed batch: one p4.v1.Error an update, in order (section "Write RPC", error
+    reporting)."""
     status = rpc_status.Status(code=Code.UNKNOWN, message="some updates of the batch failed; see the details")
     for result in results:
         error = p4r.Error(canonical_code=Code.OK)
@@ -100,7 +103,8 @@ async def _abort(context: Context, error: P4RuntimeError) -> NoReturn:
 
 
 class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
-    """One switch. Tables are empty and no pipeline is loaded at start: a controller must push it, and its state.
+    """One switch. Tables are empty and no pipeline is loaded at start: a controller must push it, and its
+    state.
 
     All state is touched in the event loop's thread only.
     """
@@ -124,7 +128,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         """Open controller streams."""
         return len(self._sessions)
 
-    # -- StreamChannel -----------------------------------------------------------------------------------------------
+    # -- StreamChannel -----------------------------------------------------------------------------
 
     def _deliver(self, notices: list[Notice]) -> None:
         for notice in notices:
@@ -212,7 +216,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             self._deliver(self._arbiter.leave(session))
             log.info("stream closed", extra={"session": session})
 
-    # -- pipeline configuration --------------------------------------------------------------------------------------
+    # -- pipeline configuration --------------------------------------------------------------------
 
     def _configure(self, request: _SetRequest) -> None:
         election_id = election_number(request.election_id) if request.HasField("election_id") else None
@@ -302,11 +306,9 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             )
         return loaded
 
-    # -- Write, Read, Capabilities -----------------------------------------------------------------------------------
+    # -- Write, Read, Capabilities -----------------------------------------------------------------
 
-    async def Write(
-        self, request: p4r.WriteRequest, context: Context
-    ) -> p4r.WriteResponse:
+    async def Write(self, request: p4r.WriteRequest, context: Context) -> p4r.WriteResponse:
         try:
             election_id = election_number(request.election_id) if request.HasField("election_id") else None
             self._arbiter.check(request.device_id, _role_name(request.role, request.role_id), election_id)
@@ -324,9 +326,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             )
         return p4r.WriteResponse()
 
-    async def Read(
-        self, request: p4r.ReadRequest, context: Context
-    ) -> AsyncIterator[p4r.ReadResponse]:
+    async def Read(self, request: p4r.ReadRequest, context: Context) -> AsyncIterator[p4r.ReadResponse]:
         try:
             self._check_device(request.device_id)
             device = self._current().device
@@ -371,7 +371,8 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
 async def start(service: P4RuntimeService, listen: str) -> tuple[grpc.aio.Server, int]:
     """Serve on host:port without TLS and return (server, port).
 
-    P4Runtime has no authentication here, so the address should be loopback. Raises OSError if it cannot be bound.
+    P4Runtime has no authentication here, so the address should be loopback. Raises OSError if it cannot be
+    bound.
     """
     server = grpc.aio.server(
         options=(

@@ -49,7 +49,9 @@ def build_parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="run the agent until SIGTERM")
     serve.add_argument("--switch-name", required=True, help="name of the ATPSwitch that this agent serves")
     serve.add_argument("--listen", default="0.0.0.0:9560", help="gRPC host:port for the operator")
-    serve.add_argument("--http", type=_endpoint, default=("0.0.0.0", 9561), help="health and metrics host:port")
+    serve.add_argument(
+        "--health-listen", type=_endpoint, default=("0.0.0.0", 9562), help="health and metrics host:port"
+    )
     serve.add_argument("--p4runtime", default="127.0.0.1:9559", help="P4Runtime server of the switch")
     serve.add_argument("--device-id", type=int, default=1, help="P4Runtime device ID")
     serve.add_argument(
@@ -63,7 +65,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--insecure-loopback", action="store_true", help="no TLS; allowed on a loopback address only"
     )
     serve.add_argument(
-        "--allow-client", action="append", default=[], metavar="NAME", help="only certificates with this SAN or CN"
+        "--allow-client",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only certificates with this SAN or CN",
     )
     _port_options(serve)
     serve.add_argument("--target", choices=TARGETS, help="kind of switch (default: what the switch says)")
@@ -72,7 +78,9 @@ def build_parser() -> argparse.ArgumentParser:
     serve.add_argument("--p4info", type=Path, default=contract_path(), help="p4info of the pipeline")
     serve.add_argument("--device-config", type=Path, help="target's binary of the pipeline (bmv2, Tofino)")
     serve.add_argument("--audit-seconds", type=float, default=30.0, help="compare the switch this often")
-    serve.add_argument("--sample-seconds", type=float, default=5.0, help="read counters for metrics this often")
+    serve.add_argument(
+        "--sample-seconds", type=float, default=5.0, help="read counters for metrics this often"
+    )
     serve.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
 
     resolve = commands.add_parser("resolve", help="say behind which port addresses are, once")
@@ -119,9 +127,7 @@ async def _serve(options: argparse.Namespace) -> int:
     credentials = None if options.insecure_loopback else server_credentials(options.tls_dir)
     codec = Codec(options.p4info, options.device_config)
     given = Facts(options.target or "", Limits(options.aggregators, tuple(options.values)))
-    driver = Driver(
-        options.p4runtime, codec, device_id=options.device_id, election_id=options.election_id
-    )
+    driver = Driver(options.p4runtime, codec, device_id=options.device_id, election_id=options.election_id)
     settings = Settings(options.switch_name, given, audit_seconds=options.audit_seconds)
     reconciler = Reconciler(settings, driver, make_resolver(options))
     driver.on_change = reconciler.poke
@@ -142,10 +148,9 @@ async def _serve(options: argparse.Namespace) -> int:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     registry.register(AgentCollector(reconciler))
-    # Ready means: the operator can ask. That the switch is away is part of the answer, not a reason to be unreachable.
-    http = HealthServer(
-        options.http[0], options.http[1], registry, lambda: (True, "alive"), lambda: (True, "ready")
-    )
+    # Ready means: the operator can ask. That the switch is away is part of the answer, not a reason to be
+    # unreachable.
+    http = HealthServer(options.health_listen, registry, lambda: (True, "alive"), lambda: (True, "ready"))
     log.info(
         "serving",
         extra={

@@ -8,7 +8,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -48,7 +48,8 @@ class SwitchLost(Exception):
 
 @dataclass(frozen=True)
 class Link:
-    """The stream to the switch. `session` grows each time the agent becomes primary on a new or regained stream."""
+    """The stream to the switch. `session` grows each time the agent becomes primary on a new or regained
+    stream."""
 
     connected: bool
     primary: bool
@@ -71,7 +72,7 @@ class Facts:
     """What the switch says of itself; empty where it says nothing."""
 
     target: str = ""
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
 
 def describe(error: grpc.RpcError) -> str:
@@ -84,8 +85,10 @@ def describe(error: grpc.RpcError) -> str:
 class Driver:
     """Keeps one stream to a P4Runtime server open, as primary if it can.
 
-    Election IDs: `election_id` at first (default: the time in milliseconds, so that a restarted agent outbids its
-    predecessor). The agent does not outbid a higher one that is connected; when that one leaves, the agent takes over
+    Election IDs: `election_id` at first (default: the time in milliseconds, so that a restarted agent
+    outbids its
+    predecessor). The agent does not outbid a higher one that is connected; when that one leaves, the agent
+    takes over
     with the highest ID seen.
     """
 
@@ -107,7 +110,7 @@ class Driver:
         self._no_registers = -1
         self.link = Link(False, False, "SwitchUnreachable", f"no connection to {address} yet")
 
-    # -- the stream -------------------------------------------------------------------------------------------
+    # -- the stream --------------------------------------------------------------------------------
 
     def _set(self, link: Link) -> None:
         if link != self.link:
@@ -202,7 +205,7 @@ class Driver:
                 )
             )
 
-    # -- calls ------------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
 
     def _ready(self, *, primary: bool) -> p4r_grpc.P4RuntimeAsyncStub:
         if self._stub is None or (primary and not self.link.primary):
@@ -221,7 +224,8 @@ class Driver:
             raise SwitchLost("NotMaster", describe(error)) from error
 
     async def facts(self) -> Facts:
-        """What the switch can hold, if its server says so in Capabilities.experimental; other servers say nothing."""
+        """What the switch can hold, if its server says so in Capabilities.experimental; other servers say
+        nothing."""
         stub = self._ready(primary=False)
         try:
             reply = await stub.Capabilities(
@@ -234,7 +238,7 @@ class Driver:
         if not reply.experimental.Unpack(told):
             return Facts()
         return Facts(
-            target=str(told["target"]) if "target" in told else "",
+            target=told.fields["target"].string_value,
             limits=Limits(
                 aggregators=_number(told, "aggregators"),
                 values=_numbers(told, "values"),
@@ -243,7 +247,8 @@ class Driver:
         )
 
     async def ensure_pipeline(self) -> bool:
-        """Push the pipeline unless the switch runs it already. True if it was pushed: all tables are empty then."""
+        """Push the pipeline unless the switch runs it already. True if it was pushed: all tables are empty
+        then."""
         stub = self._ready(primary=True)
         request = p4r.GetForwardingPipelineConfigRequest(
             device_id=self._device_id, response_type=p4r.GetForwardingPipelineConfigRequest.COOKIE_ONLY
@@ -266,7 +271,9 @@ class Driver:
             await stub.SetForwardingPipelineConfig(push, timeout=60.0)
         except grpc.aio.AioRpcError as error:
             self._raise(error)
-            raise SwitchLost("PipelineRefused", f"the switch refuses the pipeline: {describe(error)}") from error
+            raise SwitchLost(
+                "PipelineRefused", f"the switch refuses the pipeline: {describe(error)}"
+            ) from error
         log.info("pipeline pushed", extra={"pipeline": self.codec.name})
         return True
 
@@ -309,9 +316,7 @@ class Driver:
         if not updates:
             return []
         stub = self._ready(primary=True)
-        request = p4r.WriteRequest(
-            device_id=self._device_id, election_id=self._election(), updates=updates
-        )
+        request = p4r.WriteRequest(device_id=self._device_id, election_id=self._election(), updates=updates)
         try:
             await stub.Write(request, timeout=_RPC_SECONDS)
         except grpc.aio.AioRpcError as error:
@@ -371,15 +376,11 @@ class Driver:
 
 
 def _number(told: struct_pb2.Struct, name: str) -> int:
-    value = told[name] if name in told else 0
-    return int(value) if isinstance(value, float) else 0
+    return int(told.fields[name].number_value)
 
 
 def _numbers(told: struct_pb2.Struct, name: str) -> tuple[int, ...]:
-    value = told[name] if name in told else None
-    if not isinstance(value, struct_pb2.ListValue):
-        return ()
-    return tuple(int(item.number_value) for item in value.values)
+    return tuple(int(item.number_value) for item in told.fields[name].list_value.values)
 
 
 def _details(error: grpc.aio.AioRpcError) -> list[p4r.Error]:

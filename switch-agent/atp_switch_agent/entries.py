@@ -35,8 +35,8 @@ ACTIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 class Entry:
     """One entry.
 
-    `match`: ints, a range is (low, high) inclusive. `params`: the action's; of a group: port, instance, port, instance...
-    in order. `metadata` is the owner's mark, on table `job` alone.
+    `match`: ints, a range is (low, high) inclusive. `params`: the action's; of a group: port, instance, port,
+    instance... in order. `metadata` is the owner's mark, on table `job` alone.
     """
 
     table: str

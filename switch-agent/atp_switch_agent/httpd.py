@@ -16,7 +16,9 @@ Check = Callable[[], tuple[bool, str]]
 class HealthServer:
     """GET /healthz, /readyz (200 or 503 with the reason) and /metrics. `port` is the port really bound."""
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry, alive: Check, ready: Check) -> None:
+    def __init__(
+        self, listen: tuple[str, int], registry: CollectorRegistry, alive: Check, ready: Check
+    ) -> None:
         checks = {"/healthz": alive, "/readyz": ready}
 
         class Handler(BaseHTTPRequestHandler):
@@ -39,7 +41,7 @@ class HealthServer:
             def log_message(self, format: str, *args: object) -> None:
                 """Probes come every few seconds; they are not worth a line."""
 
-        self._server = ThreadingHTTPServer((host, port), Handler)
+        self._server = ThreadingHTTPServer(listen, Handler)
         self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure planning: desired state -> checked jobs -> entries -> ordered updates. No clock, no switch, no network."""
+"""Pure planning: desired state -> checked jobs -> entries -> ordered updates. No clock, no switch, no
+network."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ class EndpointKey:
         return cls(endpoint.address, endpoint.port, mac, endpoint.node)
 
 
-# -- validation -----------------------------------------------------------------------------------------------
+# -- validation ------------------------------------------------------------------------------------
 
 
 def validate(desired: api.DesiredState, switch_name: str, limits: Limits) -> None:
@@ -146,7 +147,9 @@ def _validate_job(job: api.Job, label: str, limits: Limits) -> None:
 
 def _validate_regions(job: api.Job, label: str, limits: Limits) -> None:
     if not job.regions:
-        raise InvalidState(f"{label}: no region; a job without aggregators is HostOnly and stays out of the state")
+        raise InvalidState(
+            f"{label}: no region; a job without aggregators is HostOnly and stays out of the state"
+        )
     end = 0
     for region in sorted(job.regions, key=lambda region: region.start):
         text = f"region {region.start}+{region.size}"
@@ -169,11 +172,12 @@ def _validate_endpoint(endpoint: api.Endpoint, label: str) -> None:
         raise InvalidState(f"{label}: mac {endpoint.mac!r} is not like 02:00:00:00:00:01")
 
 
-# -- one job -> entries ---------------------------------------------------------------------------------------
+# -- one job -> entries ----------------------------------------------------------------------------
 
 
 def owner_mark(job: api.Job) -> bytes:
-    """Metadata of the job entry: whose it is. Another uid or epoch is another job, also with equal entries."""
+    """Metadata of the job entry: whose it is. Another uid or epoch is another job, also with equal
+    entries."""
     return f"{job.uid}/{job.epoch}".encode()
 
 
@@ -246,7 +250,7 @@ def _ip(address: str) -> int:
     return int(ipaddress.IPv4Address(address))
 
 
-# -- entries -> updates ---------------------------------------------------------------------------------------
+# -- entries -> updates ----------------------------------------------------------------------------
 
 
 class Op(Enum):
@@ -270,7 +274,8 @@ Batch = tuple[Update, ...]
 
 @dataclass(frozen=True)
 class Diff:
-    """Batches in order; a server may reorder within a batch. `resets`: job IDs that start anew after `removals`."""
+    """Batches in order; a server may reorder within a batch. `resets`: job IDs that start anew after
+    `removals`."""
 
     removals: tuple[Batch, ...]
     additions: tuple[Batch, ...]
@@ -298,13 +303,9 @@ def _jobs(entries: State) -> dict[int, Entry]:
 def _kept_jobs(now: State, wanted: State) -> dict[int, Entry]:
     """Jobs that stay known throughout: same owner and parameters, and at least one region stays."""
     before, after = _jobs(now), _jobs(wanted)
-    regions = {
-        entry.number(0) for key, entry in now.items() if entry.table == REGION and key in wanted
-    }
+    regions = {entry.number(0) for key, entry in now.items() if entry.table == REGION and key in wanted}
     return {
-        job_id: entry
-        for job_id, entry in before.items()
-        if after.get(job_id) == entry and job_id in regions
+        job_id: entry for job_id, entry in before.items() if after.get(job_id) == entry and job_id in regions
     }
 
 
@@ -312,10 +313,13 @@ def diff(now: State, wanted: State) -> Diff:
     """Updates that turn `now` into `wanted`.
 
     In every state in between, in whatever order a server takes a batch:
-    - admission, transit and PS ports of a job exist only while the job does, and belong to the job (owner, epoch) that
+    - admission, transit and PS ports of a job exist only while the job does, and belong to the job (owner,
+    epoch) that
       the job entry names;
-    - a job has no region that it does not have in `now` or in `wanted`, and none of `now` after its owner changed;
-    - the multicast group that a job names exists with all its rewrites, and no group of one job serves another.
+    - a job has no region that it does not have in `now` or in `wanted`, and none of `now` after its owner
+    changed;
+    - the multicast group that a job names exists with all its rewrites, and no group of one job serves
+    another.
     """
     kept = _kept_jobs(now, wanted)
     kept_groups = {entry.params[3] for entry in kept.values()}

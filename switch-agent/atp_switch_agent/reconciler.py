@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The level-triggered loop: desired state and port answers in, the switch's entries out, and what really holds."""
+"""The level-triggered loop: desired state and port answers in, the switch's entries out, and what really
+holds."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class StaleGeneration(Exception):
 
 @dataclass
 class Settings:
-    """Of one agent. `facts` are what the command line says of the switch; the switch's own word comes second."""
+    """Of one agent. `facts` are what the command line says of the switch; the switch's own word comes
+    second."""
 
     switch_name: str
     facts: Facts = field(default_factory=Facts)
@@ -98,7 +100,7 @@ class Reconciler:
         self._changed = asyncio.Condition()
         self._last: api.Telemetry | None = None
 
-    # -- what callers see -------------------------------------------------------------------------------------
+    # -- what callers see --------------------------------------------------------------------------
 
     def poke(self) -> None:
         """Something changed: run a pass soon."""
@@ -184,7 +186,9 @@ class Reconciler:
                     f"{desired.writer!r}"
                 )
             if desired.generation == current.generation and desired != current:
-                log.warning("the same generation with other content", extra={"generation": desired.generation})
+                log.warning(
+                    "the same generation with other content", extra={"generation": desired.generation}
+                )
         kept = api.DesiredState()
         kept.CopyFrom(desired)
         self._desired = kept
@@ -203,7 +207,7 @@ class Reconciler:
             log.warning("apply returns before the pass is done")
         return self.observed()
 
-    # -- the loop ---------------------------------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Reconcile until cancelled."""
@@ -259,9 +263,7 @@ class Reconciler:
                     "generation": self.generation,
                     "in_sync": self._in_sync,
                     "reason": self._reason,
-                    "jobs": {
-                        job.job_id: api.JobStatus.State.Name(job.state) for job in self.observed().jobs
-                    },
+                    "jobs": {job.job_id: api.JobStatus.State.Name(job.state) for job in self.observed().jobs},
                 },
             )
             async with self._changed:
@@ -309,9 +311,7 @@ class Reconciler:
         self._reason = waiting[0].reason if waiting else ""
         self._message = waiting[0].message if waiting else ""
 
-    async def _plan(
-        self, desired: api.DesiredState, outcomes: dict[int, _Outcome]
-    ) -> dict[int, list[Entry]]:
+    async def _plan(self, desired: api.DesiredState, outcomes: dict[int, _Outcome]) -> dict[int, list[Entry]]:
         wanted = {key for job in desired.jobs for key in endpoints(job)}
         ports = _Ports(await self._resolver.resolve(wanted))
         plans: dict[int, list[Entry]] = {}
@@ -351,7 +351,7 @@ class Reconciler:
                 blamed.setdefault(job_id, _Outcome(_FAILED, reason, text))
         return blamed
 
-    # -- telemetry --------------------------------------------------------------------------------------------
+    # -- telemetry ---------------------------------------------------------------------------------
 
     async def telemetry(self) -> api.Telemetry:
         """Counters and occupancy now; without counters while the switch is away."""
@@ -375,9 +375,7 @@ class Reconciler:
                 aggregators_in_use=in_use if job_id else 0,
             )
         told.aggregators_in_use = (
-            occupied.get(0, 0)
-            if occupied is not None
-            else sum(job.aggregators_in_use for job in told.jobs)
+            occupied.get(0, 0) if occupied is not None else sum(job.aggregators_in_use for job in told.jobs)
         )
         self._last = told
         return told
@@ -399,10 +397,7 @@ class Reconciler:
     async def sample(self, period: float) -> None:
         """Read the counters now and then for the metrics, until cancelled."""
         while True:
-            try:
-                await self.telemetry()
-            except SwitchLost:
-                pass
+            await self.telemetry()
             await asyncio.sleep(period)
 
     def job_names(self) -> dict[int, str]:

@@ -49,7 +49,8 @@ class RelayPorts:
 class StaticPorts:
     """Ports from a JSON file, read again when it changes.
 
-    {"addresses": {"10.0.0.5": {"port": 3, "mac": "02:00:00:00:00:05"}}, "nodes": {"node-a": {"port": 1, "mac": "..."}}}
+    {"addresses": {"10.0.0.5": {"port": 3, "mac": "02:00:00:00:00:05"}},
+     "nodes": {"node-a": {"port": 1, "mac": "02:00:00:00:00:0a"}}}
 
     An end point's own `port` and `mac` come first, then its address, then its node.
     """

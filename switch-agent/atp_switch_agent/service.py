@@ -24,7 +24,8 @@ log = logging.getLogger("atp_switch_agent.service")
 
 
 class SwitchAgentService(api_grpc.SwitchAgentServicer):
-    """See switchagent.proto. `clients`: names (SAN or CN) that may call; empty: every certificate of the CA."""
+    """See switchagent.proto. `clients`: names (SAN or CN) that may call; empty: every certificate of the
+    CA."""
 
     def __init__(self, reconciler: Reconciler, clients: Collection[str] = ()) -> None:
         self._reconciler = reconciler
@@ -41,7 +42,8 @@ class SwitchAgentService(api_grpc.SwitchAgentServicer):
         }
         if not names & self._clients:
             await context.abort(
-                grpc.StatusCode.PERMISSION_DENIED, f"this certificate ({sorted(names)}) may not call the agent"
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"this certificate ({sorted(names)}) may not call the agent",
             )
 
     async def GetCapabilities(

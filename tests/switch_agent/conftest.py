@@ -99,10 +99,12 @@ def relay(processes: Callable[..., Process]) -> Callable[..., Process]:
         pytest.skip("softswitch/build/libatp_switch.so is not built: make -C softswitch")
 
     def run(address: str, *, p4runtime: int = 0, device_id: int = 1, **options: object) -> Process:
-        extra = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+        extra = [
+            part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))
+        ]
         return processes(
             "atp_softswitch",
-            *("serve", "--mode", "relay", "--relay-address", address, "--http", "127.0.0.1:0"),
+            *("serve", "--mode", "relay", "--relay-address", address, "--health-listen", "127.0.0.1:0"),
             *("--listen", f"127.0.0.1:{p4runtime}", "--device-id", str(device_id), "--library", str(LIBRARY)),
             *extra,
         )
@@ -117,7 +119,7 @@ def agent(processes: Callable[..., Process]) -> Callable[..., Process]:
     def run(p4runtime: int, *extra: str, name: str = "sw") -> Process:
         return processes(
             "atp_switch_agent",
-            *("serve", "--switch-name", name, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"),
+            *("serve", "--switch-name", name, "--listen", "127.0.0.1:0", "--health-listen", "127.0.0.1:0"),
             *("--p4runtime", f"127.0.0.1:{p4runtime}", "--insecure-loopback", "--ports", "relay"),
             *extra,
         )

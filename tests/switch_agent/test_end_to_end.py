@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import grpc
 import pytest
+
 from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api
 from atp_api.switchagent.v1alpha1 import switchagent_pb2_grpc as api_grpc
 
@@ -21,8 +21,6 @@ RELAY, PS = "127.77.0.1", "127.77.0.9"
 WORKERS = ("127.77.0.11", "127.77.0.12", "127.77.0.13")
 VALUES = 62
 JOB = 5
-
-SequenceMaker = Callable[..., bytes]
 
 
 def packet(
@@ -124,9 +122,7 @@ def aggregate(hosts: Hosts, sequence: int, index: int = 100) -> None:
         assert unpack(hosts.receive(address))[4] == [6] * VALUES
 
 
-def test_a_sum_through_the_whole_path(
-    relay: Any, agent: Any, hosts: Hosts, until: Any
-) -> None:
+def test_a_sum_through_the_whole_path(relay: Any, agent: Any, hosts: Hosts, until: Any) -> None:
     switch = relay(RELAY)
     controller = agent(switch.started["p4runtime_port"])
     stub = connect(controller)
@@ -151,7 +147,11 @@ def test_a_sum_through_the_whole_path(
     told = next(iter(stub.StreamTelemetry(api.TelemetryRequest(period_seconds=1), timeout=15)))
     counters = {item.job_id: dict(item.counters) for item in told.jobs}[JOB]
     assert (counters["aggregated"], counters["completed"], counters["acks"]) == (15, 5, 5)
-    assert (counters["rejected_bit"], counters["rejected_index"], counters["rejected_ack_source"]) == (1, 1, 1)
+    assert (counters["rejected_bit"], counters["rejected_index"], counters["rejected_ack_source"]) == (
+        1,
+        1,
+        1,
+    )
     assert {item.job_id: item.aggregators_in_use for item in told.jobs}[JOB] == 0
 
     # A new epoch counts from zero, and a job that left is ordinary traffic.
@@ -167,10 +167,11 @@ def test_a_sum_through_the_whole_path(
     assert observed.in_sync and not observed.jobs
     hosts.send(WORKERS[0], packet(60, [1] * VALUES, bitmap0=1))
     assert hosts.silent(PS)
-    text = urllib.request.urlopen(
-        f"http://127.0.0.1:{switch.started['http_port']}/metrics", timeout=5
-    ).read().decode()
+    text = (
+        urllib.request.urlopen(f"http://127.0.0.1:{switch.started['http_port']}/metrics", timeout=5)
+        .read()
+        .decode()
+    )
     assert 'atp_softswitch_packets_total{counter="passed_unknown_job",job_id="0"} 1.0' in text
     assert controller.stop() == 0
     assert switch.stop() == 0
-    assert json.dumps(switch.lines)
