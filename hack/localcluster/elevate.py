@@ -27,9 +27,8 @@ def needed() -> bool:
 def argv(args: Sequence[str], paths: Paths, env: Mapping[str, str]) -> list[str]:
     """The sudo command line. sudo drops the environment, so what matters is passed by name."""
     passed = {k: v for k, v in env.items() if k in _PASSED or k.startswith(_PASSED_PREFIXES)}
-    passed["PATH"] = (
-        f"{env.get('PATH', '/usr/bin:/bin')}:/usr/local/sbin:/usr/sbin:/sbin"  # users' often lacks these
-    )
+    # A user's PATH often lacks the folders of nft and ip.
+    passed["PATH"] = f"{env.get('PATH', '/usr/bin:/bin')}:/usr/local/sbin:/usr/sbin:/sbin"
     passed |= {"ATP_CACHE": str(paths.cache), "ATP_CLUSTER_STATE": str(paths.state)}
     settings = [f"{key}={value}" for key, value in sorted(passed.items())]
     return ["sudo", "env", *settings, sys.executable, str(HACK / "atp-cluster"), *args]

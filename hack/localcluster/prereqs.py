@@ -19,9 +19,9 @@ _SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
 
 @dataclass(frozen=True)
 class AptPackage:
-    """A Debian package, and the files that show it is there.
+    """A Debian package, and what shows that it is there.
 
-    probes: commands (a bare name) or files (a path); one that exists is not enough, all must.
+    probes: commands (a bare name), files (a path) or Python modules (python:NAME); all must exist.
     """
 
     name: str
@@ -68,6 +68,7 @@ APT: tuple[AptPackage, ...] = (
         "build-essential", ("gcc", "make", "/usr/include/stdio.h"), "Rust's linker, the C switch core"
     ),
     AptPackage("clang-14", ("clang-14",), "BPF programs"),
+    AptPackage("clang-format-14", ("clang-format-14",), "lint"),
     AptPackage("llvm-14", ("llvm-strip-14",), "BPF programs"),
     AptPackage("libbpf-dev", ("/usr/include/bpf/bpf.h",), "BPF loader"),
     AptPackage("libelf-dev", ("/usr/include/libelf.h",), "BPF loader"),
@@ -75,6 +76,7 @@ APT: tuple[AptPackage, ...] = (
     AptPackage("protobuf-compiler", ("protoc",), "gRPC stubs"),
     AptPackage("ethtool", ("ethtool",), "network tests"),
     AptPackage("tcpdump", ("tcpdump",), "debugging"),
+    AptPackage("python3-venv", ("python:ensurepip",), "the tests' and demo's environment"),
     AptPackage("git", ("git",), "this checkout"),
 )
 
@@ -106,7 +108,12 @@ def parse_version(text: str) -> tuple[int, ...] | None:
 
 
 def probe_exists(probe: str) -> bool:
-    """True if the command (also in sbin, which users' PATH may lack) or the file exists."""
+    """True if the command (also in sbin, which users' PATH may lack), file or Python module exists."""
+    if probe.startswith("python:"):
+        argv = ["python3", "-c", f"import {probe.removeprefix('python:')}"]
+        return (
+            shutil.which("python3") is not None and subprocess.run(argv, capture_output=True).returncode == 0
+        )
     if probe.startswith("/"):
         return Path(probe).exists()
     return shutil.which(probe) is not None or shutil.which(probe, path=_SYSTEM_PATH) is not None

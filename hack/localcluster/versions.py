@@ -17,7 +17,7 @@ HELM = "v3.22.0"
 COREDNS = "v1.15.0"
 
 MIN_GO = (1, 26)
-MIN_RUST = (1, 85)
+MIN_RUST = (1, 95)  # as native/Cargo.toml says
 MIN_PYTHON = (3, 11)
 
 _BUILD_RECIPE = 1  # raise when the build flags change in a way that the fields below do not show

@@ -69,6 +69,15 @@ def test_versions_are_read_from_what_tools_print(text: str, version: tuple[int, 
     assert prereqs.parse_version(text) == version
 
 
+def test_probes_look_at_this_machine() -> None:
+    assert prereqs.probe_exists("sh")
+    assert prereqs.probe_exists("/etc/passwd")
+    assert prereqs.probe_exists("python:json")
+    assert not prereqs.probe_exists("no-such-command")
+    assert not prereqs.probe_exists("/no/such/file")
+    assert not prereqs.probe_exists("python:no_such_module")
+
+
 def test_apt_runs_through_sudo_for_users_only() -> None:
     assert prereqs.apt_command(["runc"], root=True)[0] == "apt-get"
     assert prereqs.apt_command(["runc"], root=False)[:2] == ["sudo", "apt-get"]

@@ -13,6 +13,18 @@ from localcluster.paths import HACK, Paths
 GO = HACK / "go"
 
 
+def test_minimum_versions_are_those_of_the_modules() -> None:
+    needed = re.search(
+        r'^rust-version = "([\d.]+)"', (HACK.parent / "native/Cargo.toml").read_text(), re.MULTILINE
+    )
+    assert needed is not None
+    assert tuple(int(part) for part in needed.group(1).split(".")) == versions.MIN_RUST
+    for file in GO.glob("*/go.mod"):
+        go = re.search(r"^go (\d+)\.(\d+)", file.read_text(), re.MULTILINE)
+        assert go is not None
+        assert (int(go.group(1)), int(go.group(2))) <= versions.MIN_GO, file
+
+
 def test_every_binary_has_a_committed_module() -> None:
     for binary in versions.BINARIES:
         assert (GO / binary.module / "go.mod").is_file(), binary.name
