@@ -51,6 +51,7 @@ CGROUP_CONTROLLERS = (
     "freezer",
     "blkio",
     "pids",
+    "hugetlb",
     "systemd",
     "unified",
 )
@@ -182,9 +183,28 @@ def cgroup_parents(root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
     return [root / name for name in CGROUP_CONTROLLERS if (root / name).is_dir()]
 
 
+def controllers_to_enable(available: str) -> str:
+    """What to write to cgroup.subtree_control (version 2), given the content of cgroup.controllers."""
+    wanted = ("cpu", "cpuset", "io", "memory", "hugetlb", "pids")
+    return " ".join(f"+{name}" for name in wanted if name in available.split())
+
+
 def ensure_cgroups() -> None:
-    """The parent cgroup of all pods, in every hierarchy (the kubelet wants it to exist)."""
+    """The parent cgroup of all pods, in every hierarchy.
+
+    The kubelet wants it to exist, with every controller that it uses; systemd enables only some of them.
+    """
     for parent in cgroup_parents():
+        controllers = parent / "cgroup.controllers"
+        # In a mixed setup `unified` is version 2 as well, but without controllers of its own.
+        if wanted := controllers_to_enable(controllers.read_text()) if controllers.exists() else "":
+            try:
+                (parent / "cgroup.subtree_control").write_text(wanted)
+            except OSError as error:
+                raise ClusterError(
+                    f"cannot enable cgroup controllers ({wanted}) in {parent}: {error}; "
+                    "a container or a virtual machine without its own cgroup root cannot run a kubelet"
+                ) from None
         (parent / CGROUP).mkdir(exist_ok=True)
     cpuset = Path("/sys/fs/cgroup/cpuset")
     if (cpuset / "cpuset.cpus").exists():  # version 1: a new cpuset is empty and takes no process

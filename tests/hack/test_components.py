@@ -126,6 +126,14 @@ def test_cgroup_parents_of_both_versions(tmp_path: Path) -> None:
     assert hostnet.cgroup_parents(tmp_path) == [tmp_path]
 
 
+def test_controllers_the_kubelet_needs_are_enabled_as_far_as_there_are_any() -> None:
+    assert hostnet.controllers_to_enable("cpuset cpu io memory hugetlb pids rdma misc\n") == (
+        "+cpu +cpuset +io +memory +hugetlb +pids"
+    )
+    assert hostnet.controllers_to_enable("memory pids") == "+memory +pids"
+    assert hostnet.controllers_to_enable("\n") == ""
+
+
 def test_fingerprint_follows_arguments_and_files(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text("a")
