@@ -111,17 +111,7 @@ class AgentSession:
             self._changed()
 
     async def _session(self, stub: rpc.SwitchAgentAsyncStub) -> None:
-        capabilities = await stub.GetCapabilities(pb.GetCapabilitiesRequest(), timeout=CALL_SECONDS)
-        capacity = Capacity(
-            aggregators=capabilities.aggregators,
-            values=tuple(capabilities.values),
-            multicast_groups=capabilities.multicast_groups,
-            job_ids=capabilities.job_ids,
-            fan_in_max=capabilities.fan_in_max,
-            target=capabilities.target,
-            pipeline=capabilities.pipeline,
-            version=capabilities.version,
-        )
+        capacity = await self._capacity(stub)
         observed = await stub.GetObservedState(pb.GetObservedStateRequest(), timeout=CALL_SECONDS)
         # A restarted agent knows nothing: what was pushed to the one before does not count.
         self._pushed_key, self._accepted = None, 0
@@ -132,21 +122,20 @@ class AgentSession:
             since=time.time(),
             error="",
             refused="",
-            capacity=capacity if capacity.aggregators else None,
+            capacity=capacity,
         )
         log.info(
-            "switch %s: agent %s answers (%s, %d aggregators)",
+            "switch %s: agent %s answers (%s)",
             self.name,
             self.address,
-            capacity.target,
-            capacity.aggregators,
+            f"{capacity.target}, {capacity.aggregators} aggregators" if capacity else "its switch has not told its capacity yet",
         )
         self._observe(observed, force=True)
         self._push.set()
         pusher = asyncio.create_task(self._keep_pushing(stub))
         try:
             call = stub.StreamTelemetry(pb.TelemetryRequest(period_seconds=TELEMETRY_SECONDS))
-            listener = asyncio.ensure_future(self._listen(call))
+            listener = asyncio.ensure_future(self._listen(stub, call))
             done, _ = await asyncio.wait({pusher, listener}, return_when=asyncio.FIRST_COMPLETED)
             listener.cancel()
             for task in done:
@@ -155,7 +144,25 @@ class AgentSession:
             pusher.cancel()
         self._lost("the telemetry stream ended")
 
-    async def _listen(self, call: grpc.aio.UnaryStreamCall[pb.TelemetryRequest, pb.Telemetry]) -> None:
+    async def _capacity(self, stub: rpc.SwitchAgentAsyncStub) -> Capacity | None:
+        """What the switch can hold; None while the agent has no switch to ask."""
+        told = await stub.GetCapabilities(pb.GetCapabilitiesRequest(), timeout=CALL_SECONDS)
+        if not told.aggregators:
+            return None
+        return Capacity(
+            aggregators=told.aggregators,
+            values=tuple(told.values),
+            multicast_groups=told.multicast_groups,
+            job_ids=told.job_ids,
+            fan_in_max=told.fan_in_max,
+            target=told.target,
+            pipeline=told.pipeline,
+            version=told.version,
+        )
+
+    async def _listen(
+        self, stub: rpc.SwitchAgentAsyncStub, call: grpc.aio.UnaryStreamCall[pb.TelemetryRequest, pb.Telemetry]
+    ) -> None:
         stream = call.__aiter__()
         while True:
             try:
@@ -164,6 +171,11 @@ class AgentSession:
                 return
             except TimeoutError as error:
                 raise OSError(f"no telemetry for {6 * TELEMETRY_SECONDS:.0f} s") from error
+            back = telemetry.observed.connected and not self.view.connected
+            if telemetry.observed.connected and (back or self.view.capacity is None):
+                # An agent that started before its switch, or a switch that came back, perhaps as another one.
+                self.view = replace(self.view, capacity=await self._capacity(stub))
+                self._changed()
             counters = {entry.uid: dict(entry.counters) for entry in telemetry.jobs if entry.uid}
             self.view = replace(self.view, counters=counters, aggregators_in_use=telemetry.aggregators_in_use)
             self._observe(telemetry.observed)

@@ -12,8 +12,10 @@ import signal
 import sys
 
 import kopf
+from kopf._core.engines import peering
 
 from . import __version__
+from .check import check_installation
 from .controller import Controller
 from .handlers import register
 from .kube import Kube
@@ -60,7 +62,15 @@ async def run(settings: Settings) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     operator = asyncio.create_task(
-        kopf.operator(registry=registry, clusterwide=True, standalone=True, stop_flag=stop), name="kopf"
+        # The identity is given: kopf would ask for the user's name, which an arbitrary UID does not have.
+        kopf.operator(
+            registry=registry,
+            clusterwide=True,
+            standalone=True,
+            stop_flag=stop,
+            identity=peering.Identity(settings.identity),
+        ),
+        name="kopf",
     )
     await asyncio.sleep(0.1)  # kopf sets signal handlers of its own when it starts; these replace them
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -92,7 +102,11 @@ def main(argv: list[str] | None = None) -> int:
     commands.add_parser(
         "run", help="run the operator; settings come from ATP_* variables, see docs/atpjob-reference.md"
     )
-    parser.parse_args(argv)
+    check = commands.add_parser("check-installation", help="what `helm test` runs: does this cluster serve ATP?")
+    check.add_argument("--software-switch", choices=("true", "false"), default="true", help="expect one per node")
+    options = parser.parse_args(argv)
+    if options.command == "check-installation":
+        return asyncio.run(check_installation(expect_switch=options.software_switch == "true"))
     try:
         settings = Settings.from_env()
     except SettingsError as error:
