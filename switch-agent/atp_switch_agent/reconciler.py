@@ -98,6 +98,7 @@ class Reconciler:
         self._passes_done = 0
         self._done = asyncio.Condition()
         self._changed = asyncio.Condition()
+        self._announced: api.ObservedState | None = None
         self._last: api.Telemetry | None = None
 
     # -- what callers see --------------------------------------------------------------------------
@@ -248,7 +249,6 @@ class Reconciler:
             self._wake.set()
 
     async def _pass(self) -> None:
-        before = self.observed()
         try:
             await self._reconcile()
         except SwitchLost as error:
@@ -256,14 +256,19 @@ class Reconciler:
             self._reason, self._message = error.reason, error.message
             for job in self._desired.jobs if self._desired else ():
                 self._outcomes[job.job_id] = _Outcome(_PENDING, error.reason, error.message)
-        if self.observed() != before:
+        # The link may have changed between passes, so what counts is what was said last.
+        observed = self.observed()
+        if observed != self._announced:
+            self._announced = observed
+            states = {job.job_id: api.JobStatus.State.Name(job.state) for job in observed.jobs}
             log.info(
                 "observed",
                 extra={
-                    "generation": self.generation,
-                    "in_sync": self._in_sync,
-                    "reason": self._reason,
-                    "jobs": {job.job_id: api.JobStatus.State.Name(job.state) for job in self.observed().jobs},
+                    "generation": observed.generation,
+                    "connected": observed.connected,
+                    "in_sync": observed.in_sync,
+                    "reason": observed.reason,
+                    "jobs": states,
                 },
             )
             async with self._changed:

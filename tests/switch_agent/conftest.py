@@ -85,6 +85,7 @@ def processes() -> Iterator[Callable[..., Process]]:
             process.stop()
 
 
+@pytest.fixture
 def free_port() -> int:
     """A TCP port that is free now."""
     with socket.socket() as probe:

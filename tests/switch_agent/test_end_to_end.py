@@ -3,18 +3,25 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
+import subprocess
+import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from finsy.proto import p4r, p4r_grpc
 
 from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api
 from atp_api.switchagent.v1alpha1 import switchagent_pb2_grpc as api_grpc
+from atp_switch_agent import cli
 
 PORT = 10800
 RELAY, PS = "127.77.0.1", "127.77.0.9"
@@ -105,7 +112,13 @@ def desired(*jobs: api.Job, generation: int = 1, writer: str = "operator-1") -> 
 
 
 def connect(process: Any) -> api_grpc.SwitchAgentStub:
-    return api_grpc.SwitchAgentStub(grpc.insecure_channel(f"127.0.0.1:{process.started['grpc_port']}"))
+    """A stub of an agent, once that has found its switch."""
+    stub = api_grpc.SwitchAgentStub(grpc.insecure_channel(f"127.0.0.1:{process.started['grpc_port']}"))
+    deadline = time.monotonic() + 15
+    while not stub.GetObservedState(api.GetObservedStateRequest()).connected:
+        assert time.monotonic() < deadline, process.lines
+        time.sleep(0.05)
+    return stub
 
 
 def aggregate(hosts: Hosts, sequence: int, index: int = 100) -> None:
@@ -126,7 +139,7 @@ def test_a_sum_through_the_whole_path(relay: Any, agent: Any, hosts: Hosts, unti
     switch = relay(RELAY)
     controller = agent(switch.started["p4runtime_port"])
     stub = connect(controller)
-    until(lambda: stub.GetCapabilities(api.GetCapabilitiesRequest()).aggregators)
+    until(lambda: stub.GetCapabilities(api.GetCapabilitiesRequest()).target)
     capabilities = stub.GetCapabilities(api.GetCapabilitiesRequest())
     assert capabilities.target == "software-relay"
     assert list(capabilities.values) == [62, 350]
@@ -175,3 +188,215 @@ def test_a_sum_through_the_whole_path(relay: Any, agent: Any, hosts: Hosts, unti
     assert 'atp_softswitch_packets_total{counter="passed_unknown_job",job_id="0"} 1.0' in text
     assert controller.stop() == 0
     assert switch.stop() == 0
+
+
+def status_of(observed: api.ObservedState, job_id: int = JOB) -> api.JobStatus:
+    return next(status for status in observed.jobs if status.job_id == job_id)
+
+
+def test_a_restarted_switch_is_found_empty_and_programmed_again(
+    relay: Any, agent: Any, hosts: Hosts, until: Any, free_port: int
+) -> None:
+    switch = relay(RELAY, p4runtime=free_port)
+    stub = connect(agent(free_port))
+    assert stub.ApplyDesiredState(desired(job()), timeout=15).in_sync
+    aggregate(hosts, 0)
+    told = stub.StreamTelemetry(api.TelemetryRequest(period_seconds=60), timeout=60)
+    assert next(told).observed.in_sync
+
+    switch.kill()
+    lost = next(told).observed  # at once, not after the period
+    assert not lost.connected and not lost.in_sync
+    assert lost.reason == "SwitchUnreachable"
+    assert status_of(lost).state == api.JobStatus.PENDING
+
+    relay(RELAY, p4runtime=free_port)
+    until(lambda: stub.GetObservedState(api.GetObservedStateRequest()).in_sync, 30)
+    assert until(lambda: next(told).observed.in_sync)
+    aggregate(hosts, 1)
+
+
+def test_a_restarted_agent_disturbs_nothing(relay: Any, agent: Any, hosts: Hosts, until: Any) -> None:
+    port = relay(RELAY, stale_ms=60_000).started["p4runtime_port"]
+    first = agent(port)
+    assert connect(first).ApplyDesiredState(desired(job()), timeout=15).in_sync
+    hosts.send(WORKERS[0], packet(0, [1] * VALUES, bitmap0=1))
+    first.kill()
+
+    stub = connect(agent(port))
+    observed = until(
+        lambda: (told := stub.GetObservedState(api.GetObservedStateRequest())).connected and told
+    )
+    assert observed.generation == 0 and observed.reason == "NoDesiredState"
+    assert stub.ApplyDesiredState(desired(job()), timeout=15).in_sync
+    # The aggregator that was open is still there: the sum goes on.
+    for rank in (1, 2):
+        hosts.send(WORKERS[rank], packet(0, [rank + 1] * VALUES, bitmap0=1 << rank))
+    assert unpack(hosts.receive(PS))[4] == [6] * VALUES
+
+
+def test_another_controller_with_a_higher_election_id(relay: Any, agent: Any, until: Any) -> None:
+    port = relay(RELAY).started["p4runtime_port"]
+    stub = connect(agent(port, "--election-id", "100"))
+    assert stub.ApplyDesiredState(desired(job()), timeout=15).in_sync
+
+    def bid() -> Iterator[p4r.StreamMessageRequest]:
+        request = p4r.StreamMessageRequest()
+        request.arbitration.device_id = 1
+        request.arbitration.election_id.low = 500
+        yield request
+        leave.wait(30)
+
+    leave = threading.Event()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        answers = p4r_grpc.P4RuntimeStub(channel).StreamChannel(bid())
+        assert next(answers).arbitration.status.code == 0
+        observed = until(
+            lambda: (told := stub.GetObservedState(api.GetObservedStateRequest())).reason and told
+        )
+        assert observed.reason == "NotMaster" and not observed.connected
+        assert "500" in observed.message
+        assert status_of(observed).state == api.JobStatus.PENDING
+        answer = stub.ApplyDesiredState(desired(generation=2), timeout=15)
+        assert answer.generation == 2 and not answer.in_sync
+        leave.set()
+        answers.cancel()
+    # It left: the agent takes over, and what came in meanwhile is programmed.
+    until(lambda: stub.GetObservedState(api.GetObservedStateRequest()).in_sync)
+
+
+def test_generations(relay: Any, agent: Any) -> None:
+    stub = connect(agent(relay(RELAY).started["p4runtime_port"]))
+
+    def apply(state: api.DesiredState) -> api.ObservedState:
+        return stub.ApplyDesiredState(state, timeout=15)
+
+    assert apply(desired(job(), generation=5)).generation == 5
+    assert apply(desired(job(), generation=5)).in_sync, "the same again is fine"
+    with pytest.raises(grpc.RpcError) as caught:
+        apply(desired(generation=4))
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert "older than 5" in caught.value.details()
+    assert stub.GetObservedState(api.GetObservedStateRequest()).in_sync, "nothing is changed"
+    assert apply(desired(generation=1, writer="operator-2")).generation == 1, "another writer starts anew"
+
+    wrong = job()
+    wrong.members[1].bit = 0
+    with pytest.raises(grpc.RpcError) as caught:
+        apply(desired(wrong, generation=2, writer="operator-2"))
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "worker 1 and worker 0 both have bit 0" in caught.value.details()
+    assert stub.GetObservedState(api.GetObservedStateRequest()).generation == 1
+
+
+def test_a_job_that_does_not_fit_leaves_the_others_alone(relay: Any, agent: Any, hosts: Hosts) -> None:
+    # The agent is told a larger switch than there is, so that the switch itself refuses.
+    switch = relay(RELAY, aggregators=1024)
+    stub = connect(agent(switch.started["p4runtime_port"], "--aggregators", "4096"))
+    big = job(job_id=6, uid="uid-6", multicast_group=8)
+    big.regions[0].start = 2048
+    wide = job(job_id=7, uid="uid-7", multicast_group=9, values=870)
+    observed = stub.ApplyDesiredState(desired(job(), big, wide), timeout=15)
+    assert not observed.in_sync
+    assert status_of(observed).state == api.JobStatus.PROGRAMMED
+    refused = status_of(observed, 6)
+    assert (refused.state, refused.reason) == (api.JobStatus.FAILED, "SwitchRefused")
+    assert "this switch has 1024 aggregators" in refused.message
+    assert status_of(observed, 7).reason == "ValuesUnsupported"
+    aggregate(hosts, 0)
+
+
+def test_a_job_waits_for_its_ports(relay: Any, agent: Any, until: Any, tmp_path: Path) -> None:
+    table = tmp_path / "ports.json"
+    table.write_text('{"addresses": {}}')
+    port = relay(RELAY).started["p4runtime_port"]
+    stub = connect(agent(port, "--ports", "static", "--port-file", str(table)))
+    observed = stub.ApplyDesiredState(desired(job()), timeout=15)
+    waiting = status_of(observed)
+    assert (waiting.state, waiting.reason) == (api.JobStatus.PENDING, "PortUnresolved")
+    assert "127.77.0.11" in waiting.message and str(table) in waiting.message
+    ports = {
+        address: {"port": number, "mac": f"02:00:00:00:00:{number:02x}"}
+        for number, address in enumerate((*WORKERS, PS), 1)
+    }
+    table.write_text(json.dumps({"addresses": ports}))
+    until(lambda: stub.GetObservedState(api.GetObservedStateRequest()).in_sync)
+
+
+def issue(folder: Path, name: str, authority: Path | None) -> None:
+    """A key and certificate `name`.key, `name`.crt, signed by the authority or by itself."""
+    key, certificate = folder / f"{name}.key", folder / f"{name}.crt"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    command += ["-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", f"/CN={name}"]
+    if authority is not None:
+        command += ["-addext", f"subjectAltName=DNS:{name},DNS:localhost", "-CA", str(authority)]
+        command += ["-CAkey", str(authority.with_suffix(".key"))]
+        command += ["-addext", "basicConstraints=critical,CA:FALSE"]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def test_only_clients_with_a_certificate(processes: Any, tmp_path: Path, relay: Any, until: Any) -> None:
+    issue(tmp_path, "ca", None)
+    issue(tmp_path, "stranger-ca", None)
+    for name, signer in (("agent", "ca"), ("operator", "ca"), ("other", "ca"), ("stranger", "stranger-ca")):
+        issue(tmp_path, name, tmp_path / f"{signer}.crt")
+    folder = tmp_path / "tls"
+    folder.mkdir()
+    for source, target in (("ca.crt", "ca.crt"), ("agent.crt", "tls.crt"), ("agent.key", "tls.key")):
+        (folder / target).write_bytes((tmp_path / source).read_bytes())
+    switch = relay(RELAY)
+    process = processes(
+        "atp_switch_agent",
+        *("serve", "--switch-name", "sw", "--listen", "127.0.0.1:0", "--health-listen", "127.0.0.1:0"),
+        *("--p4runtime", f"127.0.0.1:{switch.started['p4runtime_port']}", "--ports", "relay"),
+        *("--tls-dir", str(folder), "--allow-client", "operator"),
+    )
+    target = f"127.0.0.1:{process.started['grpc_port']}"
+
+    def call(credentials: grpc.ChannelCredentials | None) -> str:
+        options = (("grpc.ssl_target_name_override", "localhost"),)
+        with (
+            grpc.secure_channel(target, credentials, options)
+            if credentials
+            else grpc.insecure_channel(target)
+        ) as channel:
+            stub = api_grpc.SwitchAgentStub(channel)
+            try:
+                return stub.GetCapabilities(api.GetCapabilitiesRequest(), timeout=10).switch_name
+            except grpc.RpcError as error:
+                return error.code().name
+
+    def client(name: str | None) -> grpc.ChannelCredentials:
+        root = (tmp_path / "ca.crt").read_bytes()
+        if name is None:
+            return grpc.ssl_channel_credentials(root)
+        pair = ((tmp_path / f"{name}{suffix}").read_bytes() for suffix in (".key", ".crt"))
+        return grpc.ssl_channel_credentials(root, *pair)
+
+    assert call(client("operator")) == "sw"
+    assert call(client(None)) == "UNAVAILABLE"
+    assert call(client("stranger")) == "UNAVAILABLE"
+    assert call(None) == "UNAVAILABLE"
+    assert call(client("other")) == "PERMISSION_DENIED"
+
+    # A renewed certificate is served without a restart.
+    issue(tmp_path, "agent", tmp_path / "ca.crt")
+    renewed = (tmp_path / "agent.crt").read_bytes()
+    (folder / "tls.key").write_bytes((tmp_path / "agent.key").read_bytes())
+    (folder / "tls.crt").write_bytes(renewed)
+    assert call(client("operator")) == "sw"
+    host, port = target.split(":")
+    shown = subprocess.run(
+        ["openssl", "s_client", "-connect", f"{host}:{port}", "-alpn", "h2"],
+        input=b"",
+        capture_output=True,
+        check=False,
+    ).stdout
+    assert renewed.decode().strip() in shown.decode()
+
+
+def test_no_tls_on_loopback_only(capsys: pytest.CaptureFixture[str]) -> None:
+    for listen in ("0.0.0.0:0", "10.0.0.1:9560"):
+        with pytest.raises(SystemExit):
+            cli.main(["serve", "--switch-name", "sw", "--insecure-loopback", "--listen", listen])
+        assert "needs a loopback --listen" in capsys.readouterr().err

@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api
 from atp_switch_agent.entries import (
     ADMISSION,
@@ -33,8 +36,6 @@ from atp_switch_agent.planner import (
     plan_job,
     validate,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 LIMITS = Limits(aggregators=4096, values=(62, 350))
 State = dict[Key, Entry]
@@ -78,15 +79,24 @@ def jobs(draw: st.DrawFn, job_id: int, group: int) -> api.Job:
 
 
 @st.composite
-def states(draw: st.DrawFn) -> State:
-    """The entries of a random desired state over a few job IDs and groups, so that they are often reused."""
+def desired_states(draw: st.DrawFn) -> api.DesiredState:
+    """A random desired state over a few job IDs and groups, so that they are often reused."""
     ids = draw(st.lists(st.integers(1, 4), unique=True, max_size=4))
     groups = draw(st.permutations((0, 1, 2, 3, 4)))
     wanted = api.DesiredState(switch_name="sw", generation=1)
     for job_id, group in zip(ids, groups, strict=False):
         wanted.jobs.append(draw(jobs(job_id, group)))
     validate(wanted, "sw", LIMITS)
-    return combine({job.job_id: plan_job(job, port_of, LIMITS) for job in wanted.jobs})
+    return wanted
+
+
+def planned(desired: api.DesiredState, ports: Callable[[EndpointKey], Port] = port_of) -> State:
+    return combine({job.job_id: plan_job(job, ports, LIMITS) for job in desired.jobs})
+
+
+def states() -> st.SearchStrategy[State]:
+    """The entries of a random desired state."""
+    return desired_states().map(planned)
 
 
 def apply(held: State, update: Update) -> None:
@@ -158,6 +168,25 @@ def test_every_step_from_one_state_to_another_is_safe(
     assert diff(wanted, wanted).empty
 
 
+@settings(max_examples=150, deadline=None)
+@given(desired_states(), st.data(), st.randoms(use_true_random=False))
+def test_every_step_is_safe_when_pods_move(
+    desired: api.DesiredState, data: st.DataObject, shuffle: random.Random
+) -> None:
+    """The same jobs with some end points behind other ports, and regions that come and go."""
+    moved = data.draw(st.sets(st.integers(0, 12)))
+    after = api.DesiredState()
+    after.CopyFrom(desired)
+    for job in after.jobs:
+        if len(job.regions) > 1 and data.draw(st.booleans()):
+            del job.regions[0]
+    now = planned(desired)
+    wanted = planned(after, lambda key: Port(key.port + 20, 1) if key.port in moved else port_of(key))
+    changes = diff(now, wanted)
+    assert not changes.resets, "the jobs stay"
+    walk(now, wanted, changes, shuffle)
+
+
 @settings(max_examples=100, deadline=None)
 @given(states(), states(), st.randoms(use_true_random=False), st.data())
 def test_an_interrupted_change_converges(
@@ -210,9 +239,9 @@ def example() -> api.Job:
 
 
 def test_entries_of_a_rack() -> None:
-    planned = set(plan_job(example(), port_of, LIMITS))
+    entries = set(plan_job(example(), port_of, LIMITS))
     mac = 0x020000000000
-    assert planned == {
+    assert entries == {
         Entry(JOB, (3,), (62, 0b11, 0, 9), b"u/1"),
         Entry(REGION, (3, (0, 1023))),
         Entry(ADMISSION, (3, 1, 0, 1)),
@@ -232,13 +261,13 @@ def test_entries_of_level_1() -> None:
         api.Member(rank=8, bit=5, edge=True, endpoint=api.Endpoint(address="10.0.0.3", port=3))
     )
     job.racks.append(api.Rack(bit=0, workers=32, uplink=api.Endpoint(address="10.1.0.1", port=40)))
-    planned = set(plan_job(job, port_of, LIMITS))
-    assert Entry(JOB, (3,), (62, 0, 0b100001, 9), b"u/1") in planned
-    assert Entry(ADMISSION, (3, 3, 1, 0b100000)) in planned
-    assert Entry(ADMISSION, (3, 40, 1, 1)) in planned
-    assert Entry(TRANSIT, (3, 40, 1), (0xFFFFFFFF,)) in planned
-    assert Entry(GROUP, (9,), (3, 9, 40, 0x8000)) in planned
-    assert not [entry for entry in planned if entry.table == ADMISSION and entry.match[2] == 0]
+    entries = set(plan_job(job, port_of, LIMITS))
+    assert Entry(JOB, (3,), (62, 0, 0b100001, 9), b"u/1") in entries
+    assert Entry(ADMISSION, (3, 3, 1, 0b100000)) in entries
+    assert Entry(ADMISSION, (3, 40, 1, 1)) in entries
+    assert Entry(TRANSIT, (3, 40, 1), (0xFFFFFFFF,)) in entries
+    assert Entry(GROUP, (9,), (3, 9, 40, 0x8000)) in entries
+    assert not [entry for entry in entries if entry.table == ADMISSION and entry.match[2] == 0]
 
 
 def test_a_new_epoch_tears_the_job_down_first() -> None:
