@@ -247,12 +247,12 @@ static __always_inline int atp_aggregate(void *data, void *data_end, struct atp_
 }
 
 /* A packet towards the PS leaves by the port of its phantom queue. */
-static __always_inline void atp_account(const struct atp_job_entry *job, uint32_t bytes, uint64_t *c) {
+static __always_inline void atp_account(const struct atp_job_entry *job, const struct atp_frame *f, uint64_t *c) {
     struct atp_queue *queue = atp_find_queue(job);
 
-    c[ATP_C_BYTES_OUT] += bytes;
-    if (queue)
-        atp_queue_add(queue, atp_fine_now(), bytes);
+    c[ATP_C_BYTES_OUT] += f->bytes;
+    if (queue && !(f->h.flags & ATP_F_ACK)) /* not a raw result, which goes to a worker */
+        atp_queue_add(queue, atp_fine_now(), f->bytes);
 }
 
 static __always_inline void atp_release_by_ack(const struct atp_header *h, uint64_t *c) {
@@ -400,7 +400,7 @@ static __always_inline int atp_tc_main(struct __sk_buff *skb, const int acks_onl
     case ATP_PASS:
         break;
     }
-    atp_account(job, f.bytes, c);
+    atp_account(job, &f, c);
     return TC_ACT_UNSPEC;
 }
 
@@ -464,7 +464,7 @@ static __always_inline int atp_xdp_main(struct xdp_md *ctx) {
     case ATP_DROP:
         return XDP_DROP;
     }
-    atp_account(job, f.bytes, c);
+    atp_account(job, &f, c);
     return XDP_PASS;
 }
 

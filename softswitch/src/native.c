@@ -258,6 +258,10 @@ int atp_native_packet(struct atp_switch *sw, uint32_t ingress_port, uint32_t dst
         break;
     }
     c[ATP_C_BYTES_OUT] += bytes;
+    if (h.flags & ATP_F_ACK) { /* a raw result, on its way to one worker */
+        forward(context, 0, dst_ip, 0, payload, length, (h.flags & ATP_F_ECN) != 0);
+        return 0;
+    }
     if (job->queue)
         atp_queue_add(&sw->tables.queues[job->queue - 1], now_ns, bytes);
     forward(context, atp_ps_port(job), dst_ip, 0, payload, length, (h.flags & ATP_F_ECN) != 0);
