@@ -193,7 +193,7 @@ def admit(plan: JobPlan, world: World) -> None:
         return
     refusal = world.quotas.refuse_job(job)
     if refusal is None:
-        choice = _choose_network(job, world, waited_since=job.created)
+        choice = _choose_network(job, world, patient=True)
         if isinstance(choice, _Network):
             _take(plan, choice, world, epoch=plan.status.epoch + 1)
             plan.status.admitted_time = now
@@ -209,7 +209,7 @@ def admit(plan: JobPlan, world: World) -> None:
             return
         refusal = choice
         if refusal.reason == "WaitingForSwitch":
-            plan.wake(job.created + world.limits.switch_wait)
+            plan.wake(now + 1.0)
     _pending(plan, refusal.reason, refusal.message, now)
 
 
@@ -234,7 +234,7 @@ def _no_switch(job: Job, fallback: Refusal | None) -> _Network:
     return _Network((), HOST_ONLY_JOB_ID, (), job.spec.values or wire.VALUES_LARGE, "HostOnly", fallback)
 
 
-def _choose_network(job: Job, world: World, waited_since: float) -> _Network | Refusal:
+def _choose_network(job: Job, world: World, *, patient: bool) -> _Network | Refusal:
     """Switches that the job may hold before its pods have nodes: all allowed ones with room."""
     if job.spec.mode == "HostOnly":
         return _no_switch(job, None)
@@ -246,17 +246,18 @@ def _choose_network(job: Job, world: World, waited_since: float) -> _Network | R
             f"({', '.join(sorted(world.switches)) or 'there is none at all'}); create it or change the list",
         )
     allowed = job.spec.switches or tuple(sorted(world.switches))
+    unasked = _unasked(job, world)
+    if unasked:
+        return Refusal("WaitingForSwitch", f"waits for a first word from switch {', '.join(unasked)}")
     usable = [name for name in allowed if world.switches[name].usable]
-    if (
-        len(usable) < len(allowed)
-        and world.now < waited_since + world.limits.switch_wait
-        and (job.spec.switches or not usable)
-    ):
-        away = [name for name in allowed if name not in usable]
-        return Refusal(
-            "WaitingForSwitch", f"waits for switch {', '.join(away)}: {_why_away(world.switches[away[0]])}"
-        )
-    if not allowed and world.now < waited_since + min(world.limits.switch_wait, 10.0):
+    away = [name for name in allowed if name not in usable]
+    if away and patient and (job.spec.switches or not usable):
+        since = max(job.created, *(world.switches[name].view.since for name in away))
+        if world.now < since + world.limits.switch_wait:
+            return Refusal(
+                "WaitingForSwitch", f"waits for switch {', '.join(away)}: {_why_away(world.switches[away[0]])}"
+            )
+    if not allowed and patient and world.now < job.created + min(world.limits.switch_wait, 10.0):
         return Refusal("WaitingForSwitch", "there is no ATPSwitch yet; the job starts without one soon")
     if not usable:
         text = (
@@ -291,6 +292,17 @@ def _choose_network(job: Job, world: World, waited_since: float) -> _Network | R
     if isinstance(allocation, Refusal):
         return allocation
     return _Network(chosen, allocation.job_id, allocation.regions, allocation.values, job.spec.mode)
+
+
+def _unasked(job: Job, world: World) -> list[str]:
+    """Switches the job may use whose agents were not asked yet, as after a restart of the operator.
+
+    Nothing may be concluded from their silence; the first answer, or failure, comes within seconds.
+    """
+    if job.spec.mode == "HostOnly":
+        return []
+    allowed = job.spec.switches or tuple(sorted(world.switches))
+    return [name for name in allowed if name in world.switches and not world.switches[name].view.known]
 
 
 def _why_away(switch: Switch) -> str:
@@ -360,6 +372,9 @@ def _advance(plan: JobPlan, pods: Sequence[Pod], world: World) -> None:
             return
         plan.wake(deadline)
     failure = _find_failure(job, status, current)
+    if failure and _unasked(job, world):
+        plan.wake(world.now + 1.0)
+        return
     if failure:
         _restart(plan, failure[0], failure[1], pods, world)
         return
@@ -411,7 +426,7 @@ def _restart(plan: JobPlan, reason: str, message: str, pods: Sequence[Pod], worl
     old = status.epoch
     retries = status.retries + 1
     world.ledger.release(job.uid)
-    choice = _choose_network(job, world, waited_since=0.0)
+    choice = _choose_network(job, world, patient=False)
     if isinstance(choice, Refusal):
         choice = _no_switch(job, choice)  # it holds its quota; a running job does not go back to the queue
     _take(plan, choice, world, epoch=old + 1)
@@ -484,8 +499,10 @@ def _gather(plan: JobPlan, current: Mapping[str, Pod], leaving: set[str], world:
         plan.wake(began + world.limits.start_timeout)
         return
 
-    plan.condition(
-        "PodsReady", True, "AllPodsReady", f"all {total} pods have an address and a running sidecar", now
+    if status.mode != "HostOnly" and _unasked(job, world):
+        plan.wake(now + 1.0)
+        return
+    plan.condition("PodsReady", True, "AllPodsReady", f"all {total} pods have an address and a running sidecar", now
     )
     workers = [_located(p) for p in here if p.role == ROLE_WORKER]
     servers = [_located(p) for p in here if p.role == ROLE_PARAMETER_SERVER]

@@ -545,3 +545,14 @@ def lab(cluster: Cluster, base_operator: Operator) -> Iterator[Lab]:
 def _accepts(port: int) -> bool:
     with socket.socket() as sock:
         return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture
+def standby(cluster: Cluster, base_operator: Operator) -> Iterator[Operator]:
+    """A second replica, without webhooks of its own (they would need the same port on this one host)."""
+    result = Operator(cluster, "operator-1", webhooks=False)
+    try:
+        result.start()
+        yield result
+    finally:
+        result.stop()

@@ -54,3 +54,359 @@ def _counters_heard(lab: Any, agent: Any) -> bool:
 
     time.sleep(1.5)  # telemetry of the peer comes every 0.5 s
     return True
+
+
+def test_bad_jobs_are_rejected_at_apply(lab: Any) -> None:
+    """By the schema's rules, which need no webhook, or by the webhook; the text names the field and says why."""
+    template = lab.job("x")["spec"]["workers"]["template"]
+    container = template["spec"]["containers"][0]
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("workers", {"workers": {"replicas": 0, "template": template}}, "at least 1 worker"),
+        ("workers", {"workers": {"replicas": 1025, "template": template}}, "at most 1024"),
+        ("template", {"workers": {"replicas": 1, "template": {"spec": {"containers": []}}}}, "no containers"),
+        ("template", {"workers": {"replicas": 1, "template": {"metadata": {}}}}, "no containers"),
+        ("template", {"workers": {"replicas": 1}}, "template"),
+        ("scale", {"scale": 0}, "scale must be above 0"),
+        ("scale", {"scale": -1.5}, "scale must be above 0"),
+        ("scale", {"scale": 2147483649}, "at most 2147483648"),
+        ("mode", {"mode": "Fast"}, "HostOnly"),
+        ("request", {"aggregators": {"request": 65537}}, "65536"),
+        ("valuesPerPacket", {"valuesPerPacket": 61}, "62"),
+        ("parameterServers", {"parameterServers": {"replicas": 2}}, "exactly 1 parameter server"),
+        ("hostNetwork", {"workers": {"replicas": 1, "template": {"spec": {**template["spec"], "hostNetwork": True}}}},
+         "hostNetwork must be false"),
+        ("restartPolicy", {"workers": {"replicas": 1, "template": {"spec": {**template["spec"], "restartPolicy": "Always"}}}},
+         "restartPolicy must be Never"),
+        ("name", {"workers": {"replicas": 1, "template": {"spec": {"containers": [{**container, "name": "atp-sidecar"}]}}}},
+         "atp-sidecar"),
+        ("volume", {"workers": {"replicas": 1, "template": {"spec": {
+            **template["spec"], "volumes": [{"name": "atp-shm", "emptyDir": {}}]}}}}, "atp-shm"),
+        # Only the webhook looks into mounts.
+        ("volumeMounts", {"workers": {"replicas": 1, "template": {"spec": {"containers": [
+            {**container, "volumeMounts": [{"name": "v", "mountPath": "/run/atp"}]}]}}}}, "/run/atp"),
+    ]  # fmt: skip
+    for field, change, text in cases:
+        manifest = lab.job("bad")
+        manifest["spec"].update(change)
+        done = lab.cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=json.dumps(manifest), check=False)
+        assert done.returncode != 0, f"{change} was accepted"
+        assert field in done.stderr and text in done.stderr, f"{change}: {done.stderr}"
+    long = lab.job("a" * 52)
+    done = lab.cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=json.dumps(long), check=False)
+    assert "at most 51 characters" in done.stderr
+    assert lab.cluster.apply({**lab.job("good"), "kind": "ATPJob"}).returncode == 0
+    lab._jobs.append("good")
+
+
+def test_bad_switches_and_quotas_are_rejected(lab: Any) -> None:
+    def refused(kind: str, spec: dict[str, Any], text: str) -> None:
+        manifest = {"apiVersion": "atp.dev/v1alpha1", "kind": kind, "metadata": {"name": "bad"}, "spec": spec}
+        done = lab.cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=json.dumps(manifest), check=False)
+        assert done.returncode != 0 and text in done.stderr, done.stderr
+
+    refused("ATPSwitch", {"type": "Tofino", "agent": {"address": "somewhere"}}, "host:port")
+    refused("ATPSwitch", {"type": "Tofino", "agent": {"address": "10.0.0.1:99999"}, "nodes": ["n"]}, "host:port")
+    refused("ATPSwitch", {"type": "Tofino", "agent": {"address": "10.0.0.1:9560"}}, "which nodes")
+    refused("ATPTenantQuota", {"namespaceSelector": {}}, "limits nothing")
+    refused("ATPTenantQuota", {"namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}, "maxJobs": 1},
+            "values must be given")  # fmt: skip
+
+
+def test_quota_queue_admits_when_room_appears(lab: Any) -> None:
+    lab.agent("sw-quota", ["node-a"])
+    lab.quota("team", maxJobs=1, nominalQuota={"aggregators": 1024})
+    lab.apply_job("first", workers=1)
+    lab.phase("first", "Admitted", "Starting")
+    lab.apply_job("second", workers=1)
+    status = lab.wait_for(lambda: (s := lab.cluster.status("second")).get("reason") == "QuotaExceeded" and s, "queued")
+    assert status["phase"] == "Pending"
+    assert status["message"] == "needs 1 job under quota team: 0 free of 1"
+    assert lab.cluster.pods("second") == []
+    quota = lab.wait_for(lambda: (q := lab.cluster.get("atptenantquota", "team")).get("status", {}).get("pendingJobs") and q, "usage")
+    assert quota["status"]["admittedJobs"] == 1 and quota["status"]["usage"] == [{"switch": "sw-quota", "aggregators": 1024}]
+    lab.delete_job("first")
+    lab.phase("second", "Admitted", "Starting")
+
+    lab.quota("team", maxJobs=5, nominalQuota={"aggregators": 1536})
+    lab.apply_job("third", workers=1)
+    status = lab.wait_for(lambda: (s := lab.cluster.status("third")).get("reason") == "QuotaExceeded" and s, "queued")
+    assert status["message"] == "needs 1024 aggregators on switch sw-quota under quota team: 512 free of 1536"
+
+
+def test_reserved_job_waits_for_free_aggregators(lab: Any) -> None:
+    agent = lab.agent("sw-small", ["node-a"], aggregators=1500)
+    lab.apply_job("big", workers=1, mode="Reserved")
+    lab.phase("big", "Admitted", "Starting")
+    lab.apply_job("bigger", workers=1, mode="Reserved")
+    status = lab.wait_for(lambda: (s := lab.cluster.status("bigger")).get("reason") == "AggregatorsExhausted" and s, "queued")
+    assert status["message"] == "needs 1024 aggregators on switch sw-small: 476 free of 1500"
+    lab.cluster.run_pods("big", 2)
+    lab.phase("big", "Running")
+    (job,) = agent.jobs()
+    assert [(r.start, r.size) for r in job.regions] == [(476, 1024)]
+    lab.delete_job("big")
+    lab.phase("bigger", "Admitted", "Starting")
+
+
+def test_unknown_switch_waits_until_it_appears(lab: Any) -> None:
+    lab.apply_job("lost", workers=1, switches=["sw-later"])
+    status = lab.wait_for(lambda: (s := lab.cluster.status("lost")).get("reason") == "UnknownSwitch" and s, "reason")
+    assert status["phase"] == "Pending" and "sw-later" in status["message"]
+    lab.agent("sw-later", ["node-a"])
+    assert lab.phase("lost", "Admitted", "Starting")["switches"] == ["sw-later"]
+
+
+def test_too_many_workers_for_the_fan_in(lab: Any) -> None:
+    lab.agent("sw-fan", ["node-a"])
+    lab.apply_job("crowd", workers=33)
+    status = lab.wait_for(lambda: (s := lab.cluster.status("crowd")).get("reason") == "FanInExceeded" and s, "reason")
+    assert "33" in status["message"] and "32 is what switch sw-fan can do" in status["message"]
+
+
+def test_operator_killed_at_any_point_converges(lab: Any) -> None:
+    agent = lab.agent("sw-crash", ["node-a"])
+    operator = lab.operator
+    lab.apply_job("crash", workers=1)
+    lab.phase("crash", "Admitted", "Starting")
+    operator.kill()  # pods may or may not be made
+    operator.start()
+    lab.cluster.run_pods("crash", 2)
+    operator.kill()  # the switch may or may not be programmed, the gate open or not
+    operator.start()
+    status = lab.phase("crash", "Running")
+    uid = lab.wait_for(lambda: agent.jobs(), "programmed")[0].uid
+    assert status["mode"] == "Shared"
+    annotation = lab.wait_for(
+        lambda: lab.cluster.get("pod", "crash-worker-0")["metadata"]["annotations"].get("atp.dev/assignment"), "assignment"
+    )
+    operator.kill()
+    (worker,) = [p for p in lab.cluster.pods("crash") if p["metadata"]["name"] == "crash-worker-0"]
+    lab.cluster.end_pod(worker)
+    operator.start()
+    done = lab.phase("crash", "Succeeded")
+    assert (done["epoch"], done["jobId"], done["retries"]) == (1, status["jobId"], 0)
+    assert json.loads(annotation)["epoch"] == 1
+    lab.wait_for(lambda: agent.jobs() == [], "the switch empty")
+    # Through all that the switch never held anything but this one job, in one form.
+    forms = {j.SerializeToString(deterministic=True) for state in agent.history for j in state.jobs}
+    assert len(forms) == 1 and {j.uid for s in agent.history for j in s.jobs} == {uid}
+
+
+def test_deletion_releases_switch_and_rests_the_job_id(lab: Any) -> None:
+    agent = lab.agent("sw-del", ["node-a"])
+    lab.apply_job("gone", workers=1)
+    lab.cluster.run_pods("gone", 2)
+    lab.phase("gone", "Running")
+    assert "atp.dev/release" in lab.cluster.get("atpjob", "gone")["metadata"]["finalizers"]
+    lab.delete_job("gone")
+    assert agent.jobs() == []
+    switch = lab.wait_for(lambda: (s := lab.cluster.get("atpswitch", "sw-del")["status"]).get("quarantine") and s, "rest")
+    assert switch["jobs"] == [] and switch["quarantine"][0]["jobId"] == 1 and switch["inUse"]["jobs"] == 0
+    lab.apply_job("after", workers=1)
+    assert lab.phase("after", "Admitted", "Starting")["jobId"] == 2
+    lab.wait_for(lambda: lab.cluster.get("atpswitch", "sw-del")["status"]["quarantine"] == [], "rest over", 20)
+
+
+def test_switch_away_means_host_only_never_a_block(lab: Any) -> None:
+    lab.agent("sw-dead", ["node-a"], start=False)
+    lab.apply_job("alone", workers=1, switches=["sw-dead"])
+    status = lab.wait_for(lambda: (s := lab.cluster.status("alone")).get("reason") == "WaitingForSwitch" and s, "waits")
+    assert "sw-dead" in status["message"]
+    lab.phase("alone", "Admitted", "Starting", seconds=20)
+    lab.cluster.run_pods("alone", 2)
+    status = lab.phase("alone", "Running")
+    assert status["mode"] == "HostOnly" and status["jobId"] == 255 and "switches" not in status
+    condition = lab.condition("alone", "NetworkAggregation")
+    assert condition["status"] == "False" and condition["reason"] == "NoUsableSwitch"
+    text = lab.wait_for(lambda: lab.cluster.get("pod", "alone-ps-0")["metadata"]["annotations"].get("atp.dev/assignment"), "gate")
+    assert json.loads(text)["mode"] == "HostOnly" and json.loads(text)["role"] == "parameterServer"
+    events = json.loads(lab.cluster.kubectl("get", "events", "-n", "default", "-o", "json").stdout)["items"]
+    assert any(e["reason"] == "HostOnly" and e["type"] == "Warning" for e in events if e["involvedObject"]["name"] == "alone")
+
+
+def test_agent_that_refuses_means_host_only(lab: Any) -> None:
+    agent = lab.agent("sw-full", ["node-a"])
+    agent.answer = lambda _: (3, "SwitchFull", "the table atp_member has 0 of 64 entries free")
+    lab.apply_job("refused", workers=1)
+    lab.cluster.run_pods("refused", 2)
+    status = lab.phase("refused", "Running")
+    assert status["mode"] == "HostOnly"
+    condition = lab.condition("refused", "NetworkAggregation")
+    assert condition["reason"] == "SwitchFull" and "0 of 64 entries free" in condition["message"]
+    lab.wait_for(lambda: agent.jobs() == [], "given back")
+
+
+def test_switch_that_restarts_empty_is_programmed_again(lab: Any) -> None:
+    agent = lab.agent("sw-reset", ["node-a"])
+    lab.apply_job("steady", workers=1)
+    lab.cluster.run_pods("steady", 2)
+    lab.phase("steady", "Running")
+    agent.stop()
+    lab.wait_for(lambda: lab.cluster.status("steady").get("mode") == "HostOnly", "seen as lost", 20)
+    assert lab.condition("steady", "SwitchProgrammed")["reason"] == "SwitchUnreachable"
+    text = lab.wait_for(
+        lambda: (t := lab.cluster.get("pod", "steady-worker-0")["metadata"]["annotations"]["atp.dev/assignment"])
+        and json.loads(t)["revision"] == 2 and t, "revision 2",
+    )  # fmt: skip
+    assert json.loads(text)["mode"] == "HostOnly" and json.loads(text)["epoch"] == 1
+    agent.start()
+    lab.wait_for(lambda: [j.name for j in agent.jobs()] == ["default/steady"], "programmed again", 30)
+    lab.wait_for(lambda: lab.cluster.status("steady").get("mode") == "Shared", "Shared again")
+    assert lab.condition("steady", "NetworkAggregation")["status"] == "True"
+
+
+def test_failed_worker_restarts_all_as_a_new_epoch(lab: Any) -> None:
+    agent = lab.agent("sw-fail", ["node-a"])
+    lab.apply_job("flaky", workers=2, backoffLimit=1)
+    pods = lab.cluster.run_pods("flaky", 3)
+    lab.phase("flaky", "Running")
+    lab.cluster.end_pod(next(p for p in pods if p["metadata"]["name"] == "flaky-worker-1"), code=3)
+    status = lab.wait_for(lambda: (s := lab.cluster.status("flaky")).get("epoch") == 2 and s, "epoch 2")
+    assert status["retries"] == 1 and status["jobId"] == 2
+    assert "flaky-worker-1" in status["message"] and "exited with 3" in status["message"]
+
+    def replaced() -> bool:
+        lab.cluster.finish_deletions("flaky")
+        labels = [p["metadata"]["labels"]["atp.dev/epoch"] for p in lab.cluster.pods("flaky")]
+        return labels == ["2"] * 3
+
+    lab.wait_for(replaced, "pods of epoch 2")
+    pods = lab.cluster.run_pods("flaky", 3)
+    lab.wait_for(lambda: [j.epoch for j in agent.jobs()] == [2], "epoch 2 programmed")
+    lab.phase("flaky", "Running")
+    lab.cluster.end_pod(next(p for p in pods if p["metadata"]["name"] == "flaky-worker-0"), code=1)
+    status = lab.phase("flaky", "Failed")
+    assert status["reason"] == "BackoffLimitExceeded" and "1 of 1 restarts" in status["message"]
+    lab.wait_for(lambda: agent.jobs() == [], "released")
+
+
+def test_suspend_and_resume(lab: Any) -> None:
+    agent = lab.agent("sw-susp", ["node-a"])
+    lab.apply_job("nap", workers=1)
+    lab.cluster.run_pods("nap", 2)
+    lab.phase("nap", "Running")
+    refused = lab.cluster.kubectl("patch", "atpjob", "nap", "--type=merge", "-p", '{"spec":{"scale":1000}}', check=False)
+    assert "set spec.suspend to true first" in refused.stderr
+    lab.cluster.kubectl("patch", "atpjob", "nap", "--type=merge", "-p", '{"spec":{"suspend":true}}')
+    status = lab.phase("nap", "Suspended")
+    assert "jobId" not in status
+    lab.wait_for(lambda: agent.jobs() == [], "released")
+    lab.cluster.kubectl("patch", "atpjob", "nap", "--type=merge", "-p", '{"spec":{"suspend":false,"scale":1000}}')
+    lab.phase("nap", "Admitted", "Starting")
+
+    def fresh() -> bool:
+        lab.cluster.finish_deletions("nap")
+        return [p["metadata"]["labels"]["atp.dev/epoch"] for p in lab.cluster.pods("nap")] == ["2", "2"]
+
+    lab.wait_for(fresh, "pods of epoch 2")
+    lab.cluster.run_pods("nap", 2)
+    status = lab.phase("nap", "Running")
+    assert status["epoch"] == 2 and status["jobId"] == 2
+    told = lab.wait_for(lambda: lab.cluster.get("pod", "nap-worker-0")["metadata"]["annotations"].get("atp.dev/assignment"), "gate")
+    assert json.loads(told)["scale"] == 1000
+
+
+def test_finished_job_is_deleted_after_its_ttl(lab: Any) -> None:
+    lab.agent("sw-ttl", ["node-a"])
+    lab.apply_job("brief", workers=1, ttlSecondsAfterFinished=1)
+    pods = lab.cluster.run_pods("brief", 2)
+    lab.phase("brief", "Running")
+    lab.cluster.end_pod(next(p for p in pods if p["metadata"]["name"] == "brief-worker-0"))
+    lab.phase("brief", "Succeeded")
+
+    def gone() -> bool:
+        lab.cluster.finish_deletions("brief")
+        return not lab.cluster.get("atpjob", "brief")
+
+    lab.wait_for(gone, "deleted by its TTL")
+
+
+def test_unschedulable_pod_is_the_reason(lab: Any) -> None:
+    lab.agent("sw-gang", ["node-a"])
+    lab.apply_job("gang", workers=2)
+    pods = lab.wait_for(lambda: (p := lab.cluster.pods("gang")) if len(lab.cluster.pods("gang")) == 3 else [], "pods")
+    worker = next(p for p in pods if p["metadata"]["name"] == "gang-worker-1")
+    lab.cluster.patch_status(worker, {"conditions": [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: 1 Insufficient cpu"}]})  # fmt: skip
+    status = lab.wait_for(lambda: (s := lab.cluster.status("gang")).get("reason") == "Unschedulable" and s, "reason")
+    assert status["message"] == "0 of 3 pods are there; pod gang-worker-1: 0/1 nodes: 1 Insufficient cpu"
+    assert lab.condition("gang", "PodsReady")["status"] == "False"
+
+
+def test_two_racks_make_a_two_level_tree(lab: Any) -> None:
+    rack, root = lab.agent("sw-rack", ["node-b"], values=(62, 350)), lab.agent("sw-root", ["node-a"], values=(62,))
+    lab.apply_job("wide", workers=3)
+    where = {"wide-ps-0": "node-a", "wide-worker-0": "node-a", "wide-worker-1": "node-b", "wide-worker-2": "node-b"}
+    lab.cluster.run_pods("wide", 4, node=lambda name: where[name])
+    status = lab.phase("wide", "Running")
+    assert status["switches"] == ["sw-rack", "sw-root"] and status["valuesPerPacket"] == 62
+    (low,), (high,) = rack.jobs(), root.jobs()
+    assert [(m.rank, m.bit, m.edge) for m in low.members] == [(1, 0, False), (2, 1, False)] and not low.racks
+    assert [(m.rank, m.bit, m.edge) for m in high.members] == [(0, 1, True)]
+    addresses = {p["metadata"]["name"]: p["status"]["podIP"] for p in lab.cluster.pods("wide")}
+    assert [(r.bit, r.workers, r.uplink.address) for r in high.racks] == [(0, 2, addresses["wide-worker-1"])]
+
+
+def test_foreign_pods_are_injected_or_refused(lab: Any) -> None:
+    def pod(name: str, labels: dict[str, str], **spec: Any) -> dict[str, Any]:
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default", "labels": labels},
+                "spec": {"containers": [{"name": "main", "image": "x"}], **spec}}  # fmt: skip
+
+    labels = {"atp.dev/job": "other", "atp.dev/role": "worker", "batch.kubernetes.io/job-completion-index": "7"}
+    done = lab.cluster.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(pod("p", labels)))
+    made = json.loads(done.stdout)
+    assert made["metadata"]["labels"]["atp.dev/rank"] == "7"
+    sidecar = made["spec"]["initContainers"][0]
+    assert sidecar["name"] == "atp-sidecar" and sidecar["securityContext"]["readOnlyRootFilesystem"] is True
+    assert {v["name"] for v in made["spec"]["volumes"]} >= {"atp-shm", "atp-assignment"}
+    assert {"name": "atp-shm", "mountPath": "/run/atp"} in made["spec"]["containers"][0]["volumeMounts"]
+    for bad, text in [
+        (pod("p", {"atp.dev/job": "other"}), "atp.dev/role"),
+        (pod("p", {"atp.dev/job": "other", "atp.dev/role": "worker"}), "atp.dev/rank"),
+        (pod("p", {**labels}, hostNetwork=True), "hostNetwork"),
+        (pod("p", {**labels}, volumes=[{"name": "atp-shm", "emptyDir": {}}]), "atp-shm"),
+    ]:
+        done = lab.cluster.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(bad), check=False)
+        assert done.returncode != 0 and text in done.stderr, done.stderr
+    # A pod without the label is none of the webhook's business.
+    done = lab.cluster.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(pod("p", {})))
+    assert "initContainers" not in json.loads(done.stdout)["spec"]
+
+
+def test_software_switch_pods_become_switches(lab: Any) -> None:
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-soft"}}
+    lab.cluster.apply(node)
+    lab.cluster.apply(
+        {"apiVersion": "v1", "kind": "Pod",
+         "metadata": {"name": "softswitch-x", "namespace": "atp-system", "labels": {"app.kubernetes.io/component": "softswitch"}},
+         "spec": {"nodeName": "node-soft", "containers": [{"name": "agent", "image": "x"}]}}
+    )  # fmt: skip
+    pod = lab.cluster.get("pod", "softswitch-x", "atp-system")
+    lab.cluster.patch_status(pod, {"phase": "Running", "hostIP": "127.0.0.9", "conditions": [{"type": "Ready", "status": "True"}]})
+    switch = lab.wait_for(lambda: lab.cluster.get("atpswitch", "software-node-soft"), "ATPSwitch")
+    assert switch["spec"]["agent"] == {"address": "127.0.0.9:9560", "serverName": "atp-switch-agent"}
+    assert switch["spec"]["nodes"] == ["node-soft"] and switch["metadata"]["labels"]["atp.dev/managed-by"] == "operator"
+    lab.cluster.kubectl("delete", "pod", "softswitch-x", "-n", "atp-system", "--force", "--grace-period=0")
+    lab.cluster.kubectl("delete", "node", "node-soft")
+    lab.wait_for(lambda: not lab.cluster.get("atpswitch", "software-node-soft"), "removed with its node")
+
+
+def test_standby_takes_over_when_the_leader_dies(lab: Any, standby: Any) -> None:
+    agent = lab.agent("sw-ha", ["node-a"])
+    lab.apply_job("ha", workers=1)
+    lab.cluster.run_pods("ha", 2)
+    lab.phase("ha", "Running")
+    assert standby.metric("atp_operator_leader") == 0.0
+    lab.operator.kill()
+    try:
+        lab.wait_for(lambda: standby.metric("atp_operator_leader") == 1.0, "take-over", 20)
+        (worker,) = [p for p in lab.cluster.pods("ha") if p["metadata"]["name"] == "ha-worker-0"]
+        lab.cluster.end_pod(worker)
+        done = lab.phase("ha", "Succeeded")
+        assert done["epoch"] == 1
+        lab.wait_for(lambda: agent.jobs() == [], "released by the new leader")
+        assert len({state.writer for state in agent.history}) == 2
+    finally:
+        standby.stop()
+        lab.operator.start()
+        lab.wait_for(lambda: lab.operator.metric("atp_operator_leader") == 1.0, "leadership", 20)
