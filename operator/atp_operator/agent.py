@@ -58,6 +58,11 @@ class AgentSession:
             self._wanted, self._wanted_key = list(jobs), key
             self._push.set()
 
+    async def settled(self) -> None:
+        """Return once the agent has accepted what is wanted."""
+        while self._wanted is None or self._wanted_key != self._pushed_key:
+            await asyncio.sleep(0.1)
+
     async def run(self) -> None:
         """Connect, listen and push for ever; back-off after failures."""
         delay = 0.5
@@ -128,7 +133,9 @@ class AgentSession:
             "switch %s: agent %s answers (%s)",
             self.name,
             self.address,
-            f"{capacity.target}, {capacity.aggregators} aggregators" if capacity else "its switch has not told its capacity yet",
+            f"{capacity.target}, {capacity.aggregators} aggregators"
+            if capacity
+            else "its switch has not told its capacity yet",
         )
         self._observe(observed, force=True)
         self._push.set()
@@ -194,9 +201,7 @@ class AgentSession:
             reason=observed.reason,
             message=observed.message,
             jobs={
-                job.uid: JobReport(
-                    job.job_id, job.epoch, names.get(job.state, "PENDING"), job.reason, job.message
-                )
+                job.uid: JobReport(job.job_id, job.epoch, names.get(job.state, "PENDING"), job.reason, job.message)
                 for job in observed.jobs
             },
         )
@@ -222,9 +227,7 @@ class AgentSession:
                 continue
             jobs, key = self._wanted, self._wanted_key
             self._generation = max(self._generation + 1, int(time.time() * 1000))
-            state = pb.DesiredState(
-                switch_name=self.name, generation=self._generation, writer=self._writer, jobs=jobs
-            )
+            state = pb.DesiredState(switch_name=self.name, generation=self._generation, writer=self._writer, jobs=jobs)
             try:
                 observed = await stub.ApplyDesiredState(state, timeout=CALL_SECONDS)
             except grpc.aio.AioRpcError as error:

@@ -72,9 +72,7 @@ class Ledger:
         for ledger in self.switches.values():
             ledger.resting |= {job_id for job_id, until in ledger.switch.quarantine if until > now}
             # A holder that is gone but not yet written into quarantine rests all the same.
-            ledger.resting |= {
-                i for i, uid, epoch, _ in ledger.switch.holders if (uid, i, epoch) not in holding
-            }
+            ledger.resting |= {i for i, uid, epoch, _ in ledger.switch.holders if (uid, i, epoch) not in holding}
 
     def take(
         self,
@@ -104,9 +102,7 @@ class Ledger:
             ledger.shared.pop(uid, None)
             ledger.requests.pop(uid, None)
 
-    def allocate(
-        self, names: tuple[str, ...], mode: str, request: int, values: int | None
-    ) -> Allocation | Refusal:
+    def allocate(self, names: tuple[str, ...], mode: str, request: int, values: int | None) -> Allocation | Refusal:
         """Find a job ID, a range and a packet size that all switches `names` can give; changes nothing."""
         ledgers = [self.switches[name] for name in sorted(names)]
         profile = self._values(ledgers, values)

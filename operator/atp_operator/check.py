@@ -40,8 +40,7 @@ async def _ready_switches(kube: Kube) -> list[str]:
         item["metadata"]["name"]
         for item in items
         if any(
-            c["type"] == "Ready" and c["status"] == "True"
-            for c in (item.get("status") or {}).get("conditions") or ()
+            c["type"] == "Ready" and c["status"] == "True" for c in (item.get("status") or {}).get("conditions") or ()
         )
     ]
 

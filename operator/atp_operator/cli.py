@@ -42,9 +42,7 @@ def setup_logging(level: str, style: str) -> None:
     """Logs on standard error, as JSON or plain text."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
-        JsonFormatter()
-        if style == "json"
-        else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        JsonFormatter() if style == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for noisy in ("kopf.objects", "aiohttp.access", "asyncio"):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import hashlib
 import logging
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from . import ANNOTATION_ASSIGNMENT, API_VERSION, FINALIZER, LABEL_JOB, LABEL_MANAGED_BY
 from .agent import AgentSession
 from .cache import Store, key_of
+from .conditions import set_condition
 from .desired import desired_jobs
 from .kube import ATP, ApiError, Kube, path
 from .leader import LeaderElection
@@ -53,6 +55,8 @@ class Controller:
         self._listed_at = -RELIST_SECONDS
         self._passed_at = time.monotonic()
         self._create_errors: dict[str, str] = {}
+        self._services: set[str] = set()  # UIDs of jobs whose Service is there
+        self._draining: set[asyncio.Task[None]] = set()
         self.election = LeaderElection(
             kube,
             settings.namespace,
@@ -149,9 +153,7 @@ class Controller:
         return entry[0].view if entry else AgentView()
 
     def _switches(self) -> dict[str, Switch]:
-        labels = {
-            key[1]: (node["metadata"].get("labels") or {}) for key, node in self.stores["nodes"].items.items()
-        }
+        labels = {key[1]: (node["metadata"].get("labels") or {}) for key, node in self.stores["nodes"].items.items()}
         return {
             key[1]: Switch.from_object(raw, labels, self._view(key[1]))
             for key, raw in sorted(self.stores["switches"].items.items())
@@ -176,9 +178,7 @@ class Controller:
         uids = {job.uid: job.key for job in jobs}
         pods: dict[str, list[Pod]] = {}
         for raw in self.stores["pods"].items.values():
-            owner = next(
-                (o["uid"] for o in raw["metadata"].get("ownerReferences") or () if o.get("controller")), ""
-            )
+            owner = next((o["uid"] for o in raw["metadata"].get("ownerReferences") or () if o.get("controller")), "")
             if owner in uids:
                 pods.setdefault(uids[owner], []).append(Pod.from_object(raw))
         return Snapshot(
@@ -232,8 +232,11 @@ class Controller:
         for name in list(self.sessions):
             session, task = self.sessions[name]
             if wanted.get(name) != (session.address, session.server_name) or task.done():
-                task.cancel()
                 del self.sessions[name]
+                if name in wanted or task.done():
+                    task.cancel()
+                else:
+                    self._drain(session, task)
         for name, (address, server_name) in wanted.items():
             if name not in self.sessions:
                 session = AgentSession(
@@ -241,6 +244,19 @@ class Controller:
                 )
                 task = asyncio.create_task(session.run(), name=f"agent-{name}")
                 self.sessions[name] = (session, task)
+
+    def _drain(self, session: AgentSession, task: asyncio.Task[None]) -> None:
+        """An ATPSwitch was deleted: its switch is told, if it listens, to hold nothing."""
+
+        async def last_words() -> None:
+            session.want([])
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(session.settled(), 10.0)
+            task.cancel()
+
+        drain = asyncio.create_task(last_words())
+        self._draining.add(drain)
+        drain.add_done_callback(self._draining.discard)
 
     def _stop_sessions(self) -> None:
         for _, task in self.sessions.values():
@@ -259,9 +275,7 @@ class Controller:
             if not node:
                 continue
             present.add(node)
-            ready = any(
-                c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ()
-            )
+            ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
             if ready and status.get("hostIP") and not raw["metadata"].get("deletionTimestamp"):
                 wanted[node] = {
                     "type": "Software",
@@ -292,12 +306,7 @@ class Controller:
         for (_, name), old in list(store.items.items()):
             managed = (old["metadata"].get("labels") or {}).get(LABEL_MANAGED_BY) == "operator"
             below = set((old.get("spec") or {}).get("nodes") or ())
-            if (
-                managed
-                and not below & nodes
-                and not below & present
-                and not old["metadata"].get("deletionTimestamp")
-            ):
+            if managed and not below & nodes and not below & present and not old["metadata"].get("deletionTimestamp"):
                 await self.kube.delete(path(ATP, "atpswitches", name=name), uid=old["metadata"]["uid"])
                 log.info("ATPSwitch %s removed: its node is gone", name)
 
@@ -367,7 +376,7 @@ class Controller:
         for body in plan.create:
             kind, name = body["kind"], body["metadata"]["name"]
             plural = {"Pod": "pods", "Service": "services"}[kind]
-            if kind == "Service" and self._has_service(job):
+            if kind == "Service" and job.uid in self._services:
                 continue
             try:
                 answer = await self.kube.create(path("api/v1", plural, job.namespace), body)
@@ -385,11 +394,6 @@ class Controller:
             else:
                 self._services.add(job.uid)
         self._create_errors.pop(job.uid, None)
-
-    _services: set[str] = set()
-
-    def _has_service(self, job: Job) -> bool:
-        return job.uid in self._services
 
     async def _adopt(self, plan: JobPlan, plural: str, name: str) -> None:
         """The object is there already: ours from before the cache knew it, or somebody else's."""
@@ -418,12 +422,8 @@ class Controller:
         if raw is None:
             return
         status = copy.deepcopy(plan.status)
-        from .conditions import set_condition
-
         status.reason, status.message = "PodCreateFailed", message
-        set_condition(
-            status.conditions, "PodsReady", False, "PodCreateFailed", message, job.generation, time.time()
-        )
+        set_condition(status.conditions, "PodsReady", False, "PodCreateFailed", message, job.generation, time.time())
         await self._write_status("jobs", "atpjobs", raw, status.to_dict(job.spec.workers))
 
     async def _tell(self, job: Job, event: Event) -> None:

@@ -131,9 +131,7 @@ def _register_webhooks(registry: kopf.OperatorRegistry, sidecar: SidecarConfig) 
     )(inject_sidecar)
     writes: Any = ["CREATE", "UPDATE"]
     kopf.on.validate(GROUP, VERSION, "atpjobs", registry=registry, id=CHECK_JOB, operations=writes)(check_job)
-    kopf.on.validate(GROUP, VERSION, "atpswitches", registry=registry, id=CHECK_SWITCH, operations=writes)(
-        check_switch
-    )
+    kopf.on.validate(GROUP, VERSION, "atpswitches", registry=registry, id=CHECK_SWITCH, operations=writes)(check_switch)
     kopf.on.validate(GROUP, VERSION, "atptenantquotas", registry=registry, id=CHECK_QUOTA, operations=writes)(
         check_quota
     )

@@ -71,9 +71,7 @@ def inject(pod: Mapping[str, Any], config: SidecarConfig) -> Object:
         )
     labels[LABEL_RANK] = str(int(rank))
     if spec.get("hostNetwork"):
-        raise InjectionError(
-            "spec.hostNetwork must be false: the switch knows a worker by the address of its pod"
-        )
+        raise InjectionError("spec.hostNetwork must be false: the switch knows a worker by the address of its pod")
 
     present = ANNOTATION_INJECTED in annotations and any(
         c.get("name") == SIDECAR_NAME for c in spec.get("initContainers") or ()

@@ -27,9 +27,7 @@ ATP = "apis/atp.dev/v1alpha1"
 LEASES = "apis/coordination.k8s.io/v1"
 
 
-def path(
-    root: str, plural: str, namespace: str | None = None, name: str | None = None, sub: str | None = None
-) -> str:
+def path(root: str, plural: str, namespace: str | None = None, name: str | None = None, sub: str | None = None) -> str:
     """URL path of a collection or an object: `root` is like api/v1 or apis/GROUP/VERSION."""
     parts = [root]
     if namespace:

@@ -163,9 +163,7 @@ def _suspend(plan: JobPlan, pods: Sequence[Pod], world: World) -> None:
     _release(plan, world)
     _forget_epoch(plan.status)
     plan.status.admitted_time = None
-    plan.now_is(
-        "Suspended", "Suspended", "spec.suspend is true: pods are deleted, switches and quota given back"
-    )
+    plan.now_is("Suspended", "Suspended", "spec.suspend is true: pods are deleted, switches and quota given back")
     plan.condition("Admitted", False, "Suspended", plan.status.message, world.now)
     for kind in ("PodsReady", "SwitchProgrammed", "NetworkAggregation"):
         drop_condition(plan.status.conditions, kind)
@@ -260,10 +258,7 @@ def _choose_network(job: Job, world: World, *, patient: bool) -> _Network | Refu
     if not allowed and patient and world.now < job.created + min(world.limits.switch_wait, 10.0):
         return Refusal("WaitingForSwitch", "there is no ATPSwitch yet; the job starts without one soon")
     if not usable:
-        text = (
-            "; ".join(f"{name}: {_why_away(world.switches[name])}" for name in allowed)
-            or "there is no ATPSwitch"
-        )
+        text = "; ".join(f"{name}: {_why_away(world.switches[name])}" for name in allowed) or "there is no ATPSwitch"
         return _no_switch(job, Refusal("NoUsableSwitch", text))
 
     most = sum(min(wire.FAN_IN_MAX, c.fan_in_max) for n in usable if (c := world.switches[n].capacity))
@@ -312,9 +307,7 @@ def _why_away(switch: Switch) -> str:
     if not view.reachable:
         return f"its agent at {switch.address} does not answer ({view.error or 'no connection'})"
     if not view.connected:
-        return (
-            f"its agent has no connection to the switch ({view.message or view.reason or 'no reason given'})"
-        )
+        return f"its agent has no connection to the switch ({view.message or view.reason or 'no reason given'})"
     return "its agent told no capacity"
 
 
@@ -360,9 +353,7 @@ def _advance(plan: JobPlan, pods: Sequence[Pod], world: World) -> None:
     plan.delete_pods += _live(stale)
 
     if status.phase == "Running" and status.succeeded == job.spec.workers:
-        _end(
-            plan, "Succeeded", "AllWorkersSucceeded", f"all {job.spec.workers} workers succeeded", pods, world
-        )
+        _end(plan, "Succeeded", "AllWorkersSucceeded", f"all {job.spec.workers} workers succeeded", pods, world)
         return
     deadline = (status.start_time or world.now) + job.spec.deadline if job.spec.deadline else None
     if deadline is not None and status.start_time is not None:
@@ -392,7 +383,7 @@ def _advance(plan: JobPlan, pods: Sequence[Pod], world: World) -> None:
         plan.annotate = {
             p.name: told[p.uid]
             for p in current.values()
-            if p.uid in told and p.assignment != told[p.uid] and p.phase == "Running"
+            if p.uid in told and p.assignment != told[p.uid] and p.phase not in ("Succeeded", "Failed")
         }
 
 
@@ -450,9 +441,7 @@ def _end(plan: JobPlan, phase: str, reason: str, message: str, pods: Sequence[Po
     plan.condition("Complete" if phase == "Succeeded" else "Failed", True, reason, message, world.now)
     plan.condition("PodsReady", False, "Finished", "the job has ended", world.now)
     if plan.status.condition("SwitchProgrammed"):
-        plan.condition(
-            "SwitchProgrammed", False, "Finished", "the job has ended; the switches release it", world.now
-        )
+        plan.condition("SwitchProgrammed", False, "Finished", "the job has ended; the switches release it", world.now)
     plan.tell("Normal" if phase == "Succeeded" else "Warning", phase, message)
     plan.delete_pods = []
     _finished(plan, pods, world)
@@ -468,9 +457,7 @@ def _gather(plan: JobPlan, current: Mapping[str, Pod], leaving: set[str], world:
         return
     plan.create.append(service(job))
     plan.create += [
-        pod
-        for pod in wanted
-        if pod["metadata"]["name"] not in current and pod["metadata"]["name"] not in leaving
+        pod for pod in wanted if pod["metadata"]["name"] not in current and pod["metadata"]["name"] not in leaving
     ]
     total = len(wanted)
     here = [p for p in current.values() if p.address and p.node and p.sidecar_started]
@@ -502,8 +489,7 @@ def _gather(plan: JobPlan, current: Mapping[str, Pod], leaving: set[str], world:
     if status.mode != "HostOnly" and _unasked(job, world):
         plan.wake(now + 1.0)
         return
-    plan.condition("PodsReady", True, "AllPodsReady", f"all {total} pods have an address and a running sidecar", now
-    )
+    plan.condition("PodsReady", True, "AllPodsReady", f"all {total} pods have an address and a running sidecar", now)
     workers = [_located(p) for p in here if p.role == ROLE_WORKER]
     servers = [_located(p) for p in here if p.role == ROLE_PARAMETER_SERVER]
     placement, refusal = _place(plan, workers, servers, world)
@@ -528,11 +514,7 @@ def _place(
     if status.mode == "HostOnly":
         return without, None
     allowed = job.spec.switches or tuple(world.switches)
-    usable = {
-        name: world.switches[name]
-        for name in allowed
-        if name in world.switches and world.switches[name].usable
-    }
+    usable = {name: world.switches[name] for name in allowed if name in world.switches and world.switches[name].usable}
     tree = place(workers, servers, usable)
     if isinstance(tree, Refusal):
         return without, tree
@@ -556,9 +538,7 @@ def _place(
         )
     status.switches = names
     assert status.job_id is not None
-    world.ledger.take(
-        job.uid, names, status.job_id, status.regions, status.mode == "Reserved", job.spec.request
-    )
+    world.ledger.take(job.uid, names, status.job_id, status.regions, status.mode == "Reserved", job.spec.request)
     return tree, None
 
 
@@ -590,18 +570,12 @@ def _switch_trouble(plan: JobPlan, world: World) -> tuple[Refusal | None, bool]:
         report = switch.view.jobs.get(job.uid)
         if report is None or report.epoch != status.epoch or report.job_id != status.job_id:
             if switch.view.refused:
-                return Refusal(
-                    "AgentRefused", f"switch {name}: the agent refused: {switch.view.refused}"
-                ), True
+                return Refusal("AgentRefused", f"switch {name}: the agent refused: {switch.view.refused}"), True
             return Refusal("NotProgrammed", f"switch {name} does not hold this epoch yet"), False
         if report.state == "FAILED":
-            return Refusal(
-                report.reason or "AgentRefused", f"switch {name}: {report.message or report.reason}"
-            ), True
+            return Refusal(report.reason or "AgentRefused", f"switch {name}: {report.message or report.reason}"), True
         if report.state != "PROGRAMMED":
-            return Refusal(
-                report.reason or "NotProgrammed", f"switch {name}: {report.message or report.reason}"
-            ), False
+            return Refusal(report.reason or "NotProgrammed", f"switch {name}: {report.message or report.reason}"), False
     return None, False
 
 
@@ -613,6 +587,8 @@ def _open_gate(plan: JobPlan, world: World) -> None:
         trouble, final = _switch_trouble(plan, world)
         if trouble is not None:
             until = (status.placed_time or now) + world.limits.switch_wait
+            if trouble.reason == "SwitchUnknown":
+                until = now + 1.0
             if not final and now < until:
                 plan.now_is("Starting", trouble.reason, trouble.message)
                 plan.condition("SwitchProgrammed", False, trouble.reason, trouble.message, now)
@@ -621,9 +597,7 @@ def _open_gate(plan: JobPlan, world: World) -> None:
             _to_host_only(plan, trouble, world)
         else:
             names = ", ".join(status.placement.switches)
-            plan.condition(
-                "SwitchProgrammed", True, "Programmed", f"switches {names} hold job ID {status.job_id}", now
-            )
+            plan.condition("SwitchProgrammed", True, "Programmed", f"switches {names} hold job ID {status.job_id}", now)
             plan.condition("NetworkAggregation", True, "Aggregating", f"gradients are summed on {names}", now)
     elif plan.job.spec.mode == "HostOnly":
         plan.condition("NetworkAggregation", False, "HostOnlyRequested", "spec.mode is HostOnly", now)
@@ -647,14 +621,10 @@ def _watch_network(plan: JobPlan, world: World) -> None:
     before = status.condition("SwitchProgrammed")
     names = ", ".join(status.placement.switches)
     if trouble is None:
-        plan.condition(
-            "SwitchProgrammed", True, "Programmed", f"switches {names} hold job ID {status.job_id}", now
-        )
+        plan.condition("SwitchProgrammed", True, "Programmed", f"switches {names} hold job ID {status.job_id}", now)
         if status.mode == "HostOnly":
             status.mode, status.revision = plan.job.spec.mode, status.revision + 1
-            plan.condition(
-                "NetworkAggregation", True, "Aggregating", f"gradients are summed on {names} again", now
-            )
+            plan.condition("NetworkAggregation", True, "Aggregating", f"gradients are summed on {names} again", now)
             plan.tell("Normal", "Aggregating", f"switches {names} are back")
             plan.now_is("Running", "GateOpen", f"epoch {status.epoch} trains in mode {status.mode}")
         return
@@ -663,19 +633,13 @@ def _watch_network(plan: JobPlan, world: World) -> None:
         return
     entry = status.condition("SwitchProgrammed")
     assert entry is not None
-    since = (
-        now
-        if before is None or before["status"] != "False"
-        else parse_time(entry["lastTransitionTime"]) or now
-    )
+    since = now if before is None or before["status"] != "False" else parse_time(entry["lastTransitionTime"]) or now
     if now < since + world.limits.switch_loss:
         plan.wake(since + world.limits.switch_loss)
         return
     status.mode, status.revision = "HostOnly", status.revision + 1
     _fell_back(plan, trouble, now)
-    plan.now_is(
-        "Running", trouble.reason, f"epoch {status.epoch} runs on without the switch: {trouble.message}"
-    )
+    plan.now_is("Running", trouble.reason, f"epoch {status.epoch} runs on without the switch: {trouble.message}")
 
 
 COUNTERS = {

@@ -147,9 +147,7 @@ class Server:
 
     @staticmethod
     def from_dict(value: Mapping[str, Any]) -> Server:
-        return Server(
-            shard=value["shard"], node=value["node"], address=value["address"], pod_uid=value["podUid"]
-        )
+        return Server(shard=value["shard"], node=value["node"], address=value["address"], pod_uid=value["podUid"])
 
 
 @dataclass(frozen=True)
@@ -428,9 +426,7 @@ class Switch:
     ports: Mapping[str, int]
     shared_limit: int | None
     capacity: Capacity | None
-    holders: tuple[
-        tuple[int, str, int, str], ...
-    ]  # (job ID, uid, epoch, name) as last written to status.jobs
+    holders: tuple[tuple[int, str, int, str], ...]  # (job ID, uid, epoch, name) as last written to status.jobs
     quarantine: tuple[tuple[int, float], ...]  # (job ID, until)
     view: AgentView = field(default_factory=AgentView)
     raw: Object = field(default_factory=dict, compare=False, repr=False)
@@ -456,9 +452,7 @@ class Switch:
         nodes = set(spec.get("nodes") or ())
         selector = spec.get("nodeSelector") or {}
         if selector:
-            nodes |= {
-                n for n, labels in node_labels.items() if all(labels.get(k) == v for k, v in selector.items())
-            }
+            nodes |= {n for n, labels in node_labels.items() if all(labels.get(k) == v for k, v in selector.items())}
         agent = spec.get("agent") or {}
         return Switch(
             name=raw["metadata"]["name"],
@@ -470,9 +464,7 @@ class Switch:
             shared_limit=spec.get("sharedAggregators"),
             capacity=view.capacity or Capacity.from_dict(status.get("capacity") or {}),
             holders=tuple((j["jobId"], j["uid"], j["epoch"], j["name"]) for j in status.get("jobs") or ()),
-            quarantine=tuple(
-                (q["jobId"], parse_time(q["until"]) or 0.0) for q in status.get("quarantine") or ()
-            ),
+            quarantine=tuple((q["jobId"], parse_time(q["until"]) or 0.0) for q in status.get("quarantine") or ()),
             view=view,
             raw=raw,
         )
@@ -567,15 +559,11 @@ class Pod:
 def _trouble(status: Mapping[str, Any]) -> tuple[str, str] | None:
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return condition.get("reason", "Unschedulable"), condition.get(
-                "message", "the pod has no node yet"
-            )
+            return condition.get("reason", "Unschedulable"), condition.get("message", "the pod has no node yet")
     for entry in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
         waiting = (entry.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") and waiting["reason"] not in ("PodInitializing", "ContainerCreating"):
-            return waiting[
-                "reason"
-            ], f"container {entry['name']}: {waiting.get('message', waiting['reason'])}"
+            return waiting["reason"], f"container {entry['name']}: {waiting.get('message', waiting['reason'])}"
     return None
 
 

@@ -57,9 +57,7 @@ def plan_cluster(snapshot: Snapshot, sidecar: SidecarConfig, limits: Limits, now
     return ClusterPlan(plans, switch_statuses, quota_statuses, min(wakes, default=None))
 
 
-def switch_status(
-    switch: Switch, plans: Sequence[JobPlan], ledger: Ledger, limits: Limits, now: float
-) -> Object:
+def switch_status(switch: Switch, plans: Sequence[JobPlan], ledger: Ledger, limits: Limits, now: float) -> Object:
     """`ATPSwitch.status`: who holds what, what rests, and how the agent is."""
     view, old = switch.view, switch.raw.get("status") or {}
     entry = ledger.switches[switch.name]
@@ -126,9 +124,7 @@ def _switch_conditions(conditions: list[Object], switch: Switch, now: float) -> 
     if view.refused:
         put("InSync", False, "AgentRefused", view.refused)
     else:
-        put(
-            "InSync", view.in_sync, view.reason or ("InSync" if view.in_sync else "Programming"), view.message
-        )
+        put("InSync", view.in_sync, view.reason or ("InSync" if view.in_sync else "Programming"), view.message)
     if not view.connected:
         put(
             "Ready",
@@ -143,9 +139,7 @@ def _switch_conditions(conditions: list[Object], switch: Switch, now: float) -> 
 
 
 def _quota_status(quota: Quota, plans: Sequence[JobPlan], book: QuotaBook, snapshot: Snapshot) -> Object:
-    pending = sum(
-        waits_in_queue(plan) and any(q.name == quota.name for q in book.of(plan.job)) for plan in plans
-    )
+    pending = sum(waits_in_queue(plan) and any(q.name == quota.name for q in book.of(plan.job)) for plan in plans)
     return {
         "observedGeneration": (quota.raw.get("metadata") or {}).get("generation", 0),
         "admittedJobs": len(book.members[quota.name]),

@@ -137,9 +137,7 @@ def _pod(job: Job, epoch: int, role: str, index: int, sidecar: SidecarConfig) ->
                 LABEL_RANK: str(index),
                 LABEL_EPOCH: str(epoch),
             },
-            "annotations": {
-                k: v for k, v in (meta.get("annotations") or {}).items() if not k.startswith("atp.dev/")
-            },
+            "annotations": {k: v for k, v in (meta.get("annotations") or {}).items() if not k.startswith("atp.dev/")},
             "ownerReferences": [owner(job)],
         },
         "spec": spec,

@@ -79,9 +79,7 @@ class Settings:
                     raise ValueError("not an object")
                 resources = loaded
             except ValueError as error:
-                errors.append(
-                    f"ATP_SIDECAR_RESOURCES is not a JSON object with requests and limits ({error})"
-                )
+                errors.append(f"ATP_SIDECAR_RESOURCES is not a JSON object with requests and limits ({error})")
         tls_dir = source.get("ATP_AGENT_TLS_DIR", "")
         insecure = flag("ATP_AGENT_INSECURE", False)
         if not tls_dir and not insecure:

@@ -72,14 +72,11 @@ def place(
         refusal = _rack_too_large(switches[name], len(ordered))
         if refusal:
             return refusal
-        seats = [
-            Seat(w.index, w.node, w.address, w.pod_uid, 0, bit, False, name) for bit, w in enumerate(ordered)
-        ]
+        seats = [Seat(w.index, w.node, w.address, w.pod_uid, 0, bit, False, name) for bit, w in enumerate(ordered)]
         return Placement(tuple(seats), placed_servers, None)
 
     home = {
-        switch.name if switch else None
-        for switch in (switch_of(s.node, switches.values()) for s in placed_servers)
+        switch.name if switch else None for switch in (switch_of(s.node, switches.values()) for s in placed_servers)
     }
     root = next(iter(home)) if len(home) == 1 else None
     if root is None:
@@ -104,8 +101,7 @@ def place(
     seats = []
     for rack, name in enumerate(names):
         seats += [
-            Seat(w.index, w.node, w.address, w.pod_uid, rack, bit, False, name)
-            for bit, w in enumerate(racks[name])
+            Seat(w.index, w.node, w.address, w.pod_uid, rack, bit, False, name) for bit, w in enumerate(racks[name])
         ]
     for offset, w in enumerate(direct):
         seats.append(Seat(w.index, w.node, w.address, w.pod_uid, len(names) + offset, 0, True, root))
@@ -113,9 +109,7 @@ def place(
 
 
 def _servers(servers: Iterable[Located]) -> tuple[Server, ...]:
-    return tuple(
-        Server(s.index, s.node, s.address, s.pod_uid) for s in sorted(servers, key=lambda s: s.index)
-    )
+    return tuple(Server(s.index, s.node, s.address, s.pod_uid) for s in sorted(servers, key=lambda s: s.index))
 
 
 def _fan_in(switch: Switch) -> int:

@@ -83,19 +83,13 @@ def validate_job(job: Mapping[str, Any]) -> list[str]:
 
 def _template(path: str, template: Mapping[str, Any] | None) -> list[str]:
     if not template:
-        return [
-            f"{path} is missing: give a pod template with at least one container, the first is the trainer"
-        ]
+        return [f"{path} is missing: give a pod template with at least one container, the first is the trainer"]
     spec = template.get("spec") or {}
     errors: list[str] = []
     if not spec.get("containers"):
-        errors.append(
-            f"{path}.spec.containers is empty: give at least one container, the first is the trainer"
-        )
+        errors.append(f"{path}.spec.containers is empty: give at least one container, the first is the trainer")
     if spec.get("hostNetwork"):
-        errors.append(
-            f"{path}.spec.hostNetwork must be false: the switch knows a worker by the address of its pod"
-        )
+        errors.append(f"{path}.spec.hostNetwork must be false: the switch knows a worker by the address of its pod")
     if spec.get("restartPolicy", "Never") != "Never":
         errors.append(
             f"{path}.spec.restartPolicy is {spec['restartPolicy']}: it must be Never or absent, a failed worker restarts the "
@@ -145,9 +139,7 @@ def validate_switch(switch: Mapping[str, Any]) -> list[str]:
     nodes: dict[tuple[str, int], None] = {}
     if spec.get("type") != "Software":
         if not spec.get("nodes") and not spec.get("nodeSelector"):
-            errors.append(
-                "spec.nodes and spec.nodeSelector are both empty: say which nodes are below this switch"
-            )
+            errors.append("spec.nodes and spec.nodeSelector are both empty: say which nodes are below this switch")
         for index, entry in enumerate(spec.get("ports") or ()):
             key = (entry.get("node", ""), entry.get("port", 0))
             if key[1] in {p for _, p in nodes}:

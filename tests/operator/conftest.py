@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 import grpc
 import pytest
 import yaml
+
 from atp_api.switchagent.v1alpha1 import switchagent_pb2 as pb
 from atp_api.switchagent.v1alpha1 import switchagent_pb2_grpc as rpc
 
@@ -243,7 +244,16 @@ class Cluster:
         """What the kubelet does with pods that are marked for deletion."""
         for pod in self.pods(job):
             if pod["metadata"].get("deletionTimestamp"):
-                self.kubectl("delete", "pod", pod["metadata"]["name"], "-n", "default", "--force", "--grace-period=0", check=False)
+                self.kubectl(
+                    "delete",
+                    "pod",
+                    pod["metadata"]["name"],
+                    "-n",
+                    "default",
+                    "--force",
+                    "--grace-period=0",
+                    check=False,
+                )
 
     def request(self, method: str, path: str, body: Object | None = None) -> Object:
         import ssl
@@ -369,7 +379,9 @@ class FakeAgent(rpc.SwitchAgentServicer):
         )  # fmt: skip
         for job in self.state.jobs:
             state, reason, message = self.answer(job)
-            result.jobs.add(job_id=job.job_id, epoch=job.epoch, uid=job.uid, state=state, reason=reason, message=message)  # type: ignore[arg-type]
+            result.jobs.add(
+                job_id=job.job_id, epoch=job.epoch, uid=job.uid, state=state, reason=reason, message=message
+            )  # type: ignore[arg-type]
         return result
 
     def GetCapabilities(self, request: Any, context: Any) -> pb.Capabilities:
@@ -406,7 +418,9 @@ class FakeAgent(rpc.SwitchAgentServicer):
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     binaries = find_binaries()
     if binaries is None:
-        pytest.skip("no kube-apiserver, etcd and kubectl in ~/.cache/atp/bin: `make setup-cluster` builds them, or set ATP_KUBE_BIN")
+        pytest.skip(
+            "no kube-apiserver, etcd and kubectl in ~/.cache/atp/bin: `make setup-cluster` builds them, or set ATP_KUBE_BIN"
+        )
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed: it makes the test certificates")
     result = Cluster(binaries, tmp_path_factory.mktemp("cluster"))
@@ -524,7 +538,15 @@ class Lab:
             with contextlib.suppress(AssertionError):
                 self.delete_job(name)
             self.cluster.kubectl(
-                "delete", "pod", "-n", "default", "-l", f"atp.dev/job={name}", "--force", "--grace-period=0", check=False
+                "delete",
+                "pod",
+                "-n",
+                "default",
+                "-l",
+                f"atp.dev/job={name}",
+                "--force",
+                "--grace-period=0",
+                check=False,
             )
             self.cluster.kubectl("delete", "service", name, "-n", "default", "--ignore-not-found")
         for name in self._quotas:

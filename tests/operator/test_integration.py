@@ -22,12 +22,20 @@ def test_job_from_apply_to_release(lab: Any) -> None:
 
     pods = {p["metadata"]["name"]: p for p in lab.cluster.pods("life")}
     assert set(pods) == {"life-ps-0", "life-worker-0", "life-worker-1"}
-    told = json.loads(lab.wait_for(lambda: lab.cluster.get("pod", "life-worker-1")["metadata"]["annotations"].get("atp.dev/assignment"), "assignment"))
+    told = json.loads(
+        lab.wait_for(
+            lambda: lab.cluster.get("pod", "life-worker-1")["metadata"]["annotations"].get("atp.dev/assignment"),
+            "assignment",
+        )
+    )
     assert told["jobId"] == 1 and told["role"] == "worker" and told["rank"] == 1 and told["mode"] == "Shared"
     assert [w["address"] for w in told["workers"]] == [pods[f"life-worker-{r}"]["status"]["podIP"] for r in (0, 1)]
     assert told["parameterServers"] == [{"shard": 0, "address": pods["life-ps-0"]["status"]["podIP"]}]
     worker = pods["life-worker-0"]["spec"]
-    assert worker["initContainers"][0]["name"] == "atp-sidecar" and worker["initContainers"][0]["restartPolicy"] == "Always"
+    assert (
+        worker["initContainers"][0]["name"] == "atp-sidecar"
+        and worker["initContainers"][0]["restartPolicy"] == "Always"
+    )
     env = {e["name"]: e.get("value") for e in worker["containers"][0]["env"]}
     assert env["RANK"] == "0" and env["WORLD_SIZE"] == "2" and env["MASTER_ADDR"] == "life-worker-0.life"
     service = lab.cluster.get("service", "life")
@@ -122,8 +130,12 @@ def test_quota_queue_admits_when_room_appears(lab: Any) -> None:
     assert status["phase"] == "Pending"
     assert status["message"] == "needs 1 job under quota team: 0 free of 1"
     assert lab.cluster.pods("second") == []
-    quota = lab.wait_for(lambda: (q := lab.cluster.get("atptenantquota", "team")).get("status", {}).get("pendingJobs") and q, "usage")
-    assert quota["status"]["admittedJobs"] == 1 and quota["status"]["usage"] == [{"switch": "sw-quota", "aggregators": 1024}]
+    quota = lab.wait_for(
+        lambda: (q := lab.cluster.get("atptenantquota", "team")).get("status", {}).get("pendingJobs") and q, "usage"
+    )
+    assert quota["status"]["admittedJobs"] == 1 and quota["status"]["usage"] == [
+        {"switch": "sw-quota", "aggregators": 1024}
+    ]
     lab.delete_job("first")
     lab.phase("second", "Admitted", "Starting")
 
@@ -138,7 +150,9 @@ def test_reserved_job_waits_for_free_aggregators(lab: Any) -> None:
     lab.apply_job("big", workers=1, mode="Reserved")
     lab.phase("big", "Admitted", "Starting")
     lab.apply_job("bigger", workers=1, mode="Reserved")
-    status = lab.wait_for(lambda: (s := lab.cluster.status("bigger")).get("reason") == "AggregatorsExhausted" and s, "queued")
+    status = lab.wait_for(
+        lambda: (s := lab.cluster.status("bigger")).get("reason") == "AggregatorsExhausted" and s, "queued"
+    )
     assert status["message"] == "needs 1024 aggregators on switch sw-small: 476 free of 1500"
     lab.cluster.run_pods("big", 2)
     lab.phase("big", "Running")
@@ -177,7 +191,8 @@ def test_operator_killed_at_any_point_converges(lab: Any) -> None:
     uid = lab.wait_for(lambda: agent.jobs(), "programmed")[0].uid
     assert status["mode"] == "Shared"
     annotation = lab.wait_for(
-        lambda: lab.cluster.get("pod", "crash-worker-0")["metadata"]["annotations"].get("atp.dev/assignment"), "assignment"
+        lambda: lab.cluster.get("pod", "crash-worker-0")["metadata"]["annotations"].get("atp.dev/assignment"),
+        "assignment",
     )
     operator.kill()
     (worker,) = [p for p in lab.cluster.pods("crash") if p["metadata"]["name"] == "crash-worker-0"]
@@ -200,7 +215,9 @@ def test_deletion_releases_switch_and_rests_the_job_id(lab: Any) -> None:
     assert "atp.dev/release" in lab.cluster.get("atpjob", "gone")["metadata"]["finalizers"]
     lab.delete_job("gone")
     assert agent.jobs() == []
-    switch = lab.wait_for(lambda: (s := lab.cluster.get("atpswitch", "sw-del")["status"]).get("quarantine") and s, "rest")
+    switch = lab.wait_for(
+        lambda: (s := lab.cluster.get("atpswitch", "sw-del")["status"]).get("quarantine") and s, "rest"
+    )
     assert switch["jobs"] == [] and switch["quarantine"][0]["jobId"] == 1 and switch["inUse"]["jobs"] == 0
     lab.apply_job("after", workers=1)
     assert lab.phase("after", "Admitted", "Starting")["jobId"] == 2
@@ -218,10 +235,14 @@ def test_switch_away_means_host_only_never_a_block(lab: Any) -> None:
     assert status["mode"] == "HostOnly" and status["jobId"] == 255 and "switches" not in status
     condition = lab.condition("alone", "NetworkAggregation")
     assert condition["status"] == "False" and condition["reason"] == "NoUsableSwitch"
-    text = lab.wait_for(lambda: lab.cluster.get("pod", "alone-ps-0")["metadata"]["annotations"].get("atp.dev/assignment"), "gate")
+    text = lab.wait_for(
+        lambda: lab.cluster.get("pod", "alone-ps-0")["metadata"]["annotations"].get("atp.dev/assignment"), "gate"
+    )
     assert json.loads(text)["mode"] == "HostOnly" and json.loads(text)["role"] == "parameterServer"
     events = json.loads(lab.cluster.kubectl("get", "events", "-n", "default", "-o", "json").stdout)["items"]
-    assert any(e["reason"] == "HostOnly" and e["type"] == "Warning" for e in events if e["involvedObject"]["name"] == "alone")
+    assert any(
+        e["reason"] == "HostOnly" and e["type"] == "Warning" for e in events if e["involvedObject"]["name"] == "alone"
+    )
 
 
 def test_agent_that_refuses_means_host_only(lab: Any) -> None:
@@ -285,7 +306,9 @@ def test_suspend_and_resume(lab: Any) -> None:
     lab.apply_job("nap", workers=1)
     lab.cluster.run_pods("nap", 2)
     lab.phase("nap", "Running")
-    refused = lab.cluster.kubectl("patch", "atpjob", "nap", "--type=merge", "-p", '{"spec":{"scale":1000}}', check=False)
+    refused = lab.cluster.kubectl(
+        "patch", "atpjob", "nap", "--type=merge", "-p", '{"spec":{"scale":1000}}', check=False
+    )
     assert "set spec.suspend to true first" in refused.stderr
     lab.cluster.kubectl("patch", "atpjob", "nap", "--type=merge", "-p", '{"spec":{"suspend":true}}')
     status = lab.phase("nap", "Suspended")
@@ -302,7 +325,9 @@ def test_suspend_and_resume(lab: Any) -> None:
     lab.cluster.run_pods("nap", 2)
     status = lab.phase("nap", "Running")
     assert status["epoch"] == 2 and status["jobId"] == 2
-    told = lab.wait_for(lambda: lab.cluster.get("pod", "nap-worker-0")["metadata"]["annotations"].get("atp.dev/assignment"), "gate")
+    told = lab.wait_for(
+        lambda: lab.cluster.get("pod", "nap-worker-0")["metadata"]["annotations"].get("atp.dev/assignment"), "gate"
+    )
     assert json.loads(told)["scale"] == 1000
 
 
@@ -353,7 +378,9 @@ def test_foreign_pods_are_injected_or_refused(lab: Any) -> None:
                 "spec": {"containers": [{"name": "main", "image": "x"}], **spec}}  # fmt: skip
 
     labels = {"atp.dev/job": "other", "atp.dev/role": "worker", "batch.kubernetes.io/job-completion-index": "7"}
-    done = lab.cluster.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(pod("p", labels)))
+    done = lab.cluster.kubectl(
+        "create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(pod("p", labels))
+    )
     made = json.loads(done.stdout)
     assert made["metadata"]["labels"]["atp.dev/rank"] == "7"
     sidecar = made["spec"]["initContainers"][0]
@@ -382,7 +409,9 @@ def test_software_switch_pods_become_switches(lab: Any) -> None:
          "spec": {"nodeName": "node-soft", "containers": [{"name": "agent", "image": "x"}]}}
     )  # fmt: skip
     pod = lab.cluster.get("pod", "softswitch-x", "atp-system")
-    lab.cluster.patch_status(pod, {"phase": "Running", "hostIP": "127.0.0.9", "conditions": [{"type": "Ready", "status": "True"}]})
+    lab.cluster.patch_status(
+        pod, {"phase": "Running", "hostIP": "127.0.0.9", "conditions": [{"type": "Ready", "status": "True"}]}
+    )
     switch = lab.wait_for(lambda: lab.cluster.get("atpswitch", "software-node-soft"), "ATPSwitch")
     assert switch["spec"]["agent"] == {"address": "127.0.0.9:9560", "serverName": "atp-switch-agent"}
     assert switch["spec"]["nodes"] == ["node-soft"] and switch["metadata"]["labels"]["atp.dev/managed-by"] == "operator"
