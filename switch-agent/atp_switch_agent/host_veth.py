@@ -126,9 +126,10 @@ def read_route(netlink: Any, address: str) -> Route | None:
         found = next(iter(netlink.route("get", dst=address)), None)
     except NetlinkError:
         return None
-    if found is None or found.get("oif") is None:
+    interface = found.get("oif") if found is not None else None  # an attribute: get finds it, [] only header fields
+    if found is None or interface is None:
         return None
-    return Route(int(found["oif"]), str(found.get("gateway") or address), found["type"] == RTN_LOCAL)
+    return Route(int(interface), str(found.get("gateway") or address), found["type"] == RTN_LOCAL)
 
 
 def provoke(addresses: Collection[str]) -> None:
