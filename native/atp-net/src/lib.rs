@@ -18,7 +18,7 @@ use atp_proto::stats::Snapshot;
 use atp_proto::worker::Submission;
 use atp_proto::{Config, Endpoint, Event, Nanos, ParameterServer, Worker};
 pub use sys::EventFd;
-use sys::{Batch, Socket};
+use sys::{Incoming, Outgoing, Socket};
 
 /// A state machine that takes commands from its owner.
 pub trait Commanded: Endpoint {
@@ -78,7 +78,9 @@ pub struct Driver<E: Commanded> {
 }
 
 /// Packets that are taken from or given to the kernel in one system call.
-const BATCH: usize = 64;
+const BATCH: usize = 128;
+/// The same where the kernel joins packets: buffers of 64 KB.
+const JOINED_BATCH: usize = 8;
 /// The snapshot for metrics is renewed at most this often while there is work, and before every sleep.
 const SNAPSHOT_EVERY: Nanos = 20_000_000;
 
@@ -88,7 +90,7 @@ impl<E: Commanded + 'static> Driver<E> {
     /// # Errors
     /// When the address cannot be bound or a descriptor cannot be made.
     pub fn start(endpoint: E, config: &Config, name: &str) -> io::Result<Self> {
-        let socket = Socket::bind(config.bind)?;
+        let mut socket = Socket::bind(config.bind, config.segmentation)?;
         let shared = Arc::new(Shared {
             commands: Mutex::new(Vec::new()),
             events: Mutex::new(VecDeque::new()),
@@ -102,7 +104,7 @@ impl<E: Commanded + 'static> Driver<E> {
         let bytes = config.packet_bytes();
         let mut endpoint = endpoint;
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-            let result = run(&mut endpoint, &socket, &of_thread, bytes);
+            let result = run(&mut endpoint, &mut socket, &of_thread, bytes);
             let reason = match result {
                 Ok(()) => "the endpoint was closed".to_owned(),
                 Err(error) => format!("the socket failed: {error}"),
@@ -183,12 +185,17 @@ impl<E: Commanded> Drop for Driver<E> {
     }
 }
 
-fn run<E: Commanded>(endpoint: &mut E, socket: &Socket, shared: &Shared<E::Command>, bytes: usize) -> io::Result<()> {
+fn run<E: Commanded>(
+    endpoint: &mut E,
+    socket: &mut Socket,
+    shared: &Shared<E::Command>,
+    bytes: usize,
+) -> io::Result<()> {
     let origin = Instant::now();
     let clock = || origin.elapsed().as_nanos() as Nanos;
-    // One byte more than a packet, so that a longer datagram is seen to be longer.
-    let mut incoming = Batch::new(BATCH, bytes + 1);
-    let mut outgoing = Batch::new(BATCH, bytes);
+    let buffers = if socket.segments() { JOINED_BATCH } else { BATCH };
+    let mut incoming = Incoming::new(buffers, socket.buffer_size(bytes));
+    let mut outgoing = Outgoing::new(BATCH, bytes);
     let mut now = clock();
     let mut published = now;
     loop {
@@ -205,8 +212,10 @@ fn run<E: Commanded>(endpoint: &mut E, socket: &Socket, shared: &Shared<E::Comma
             now = clock();
             worked = true;
             for i in 0..received {
-                if let Some((from, ce, data)) = incoming.datagram(i) {
-                    endpoint.handle(from, ce, data, now);
+                if let Some(datagram) = incoming.get(i) {
+                    for packet in datagram.packets() {
+                        endpoint.handle(datagram.from, datagram.ce, packet, now);
+                    }
                 }
             }
         }
@@ -215,7 +224,7 @@ fn run<E: Commanded>(endpoint: &mut E, socket: &Socket, shared: &Shared<E::Comma
         }
         while outgoing.has_room() {
             let Some(transmit) = endpoint.poll_transmit(now, outgoing.next_buffer()) else { break };
-            outgoing.push(transmit.to, transmit.length);
+            outgoing.push(transmit.to);
         }
         if outgoing.waiting() {
             worked |= socket.send(&mut outgoing)?;

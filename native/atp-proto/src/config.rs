@@ -72,6 +72,9 @@ pub struct Config {
     pub servers: Vec<SocketAddrV4>,
     /// A relay that gradients and group ACKs are sent to instead of the peer.
     pub switch: Option<SocketAddrV4>,
+    /// Let the kernel cut and join runs of packets (UDP_SEGMENT, UDP_GRO). Switches must see packets one by one, so by
+    /// default only without them.
+    pub segmentation: bool,
     /// Initial window, packets.
     pub initial_window: u32,
     /// Smallest retransmission timeout.
@@ -145,6 +148,7 @@ struct Raw {
     workers: Vec<RawWorker>,
     parameter_servers: Vec<RawServer>,
     switch_address: Option<Ipv4Addr>,
+    segmentation_offload: Option<bool>,
 }
 
 fn default_scale() -> f64 {
@@ -299,6 +303,7 @@ impl Config {
             workers,
             servers,
             switch: raw.switch_address.map(|a| SocketAddrV4::new(a, raw.port)),
+            segmentation: raw.segmentation_offload.unwrap_or(raw.mode == Mode::HostOnly),
             initial_window: wire::WINDOW_INITIAL.min(max_window),
             min_rto: 4_000_000,
             max_rto: 1_000_000_000,

@@ -71,16 +71,17 @@ impl Window {
         self.halve();
     }
 
-    /// An ACK ended the timeouts: the cuts stand.
+    /// A packet without timeout was acknowledged: the cuts stand.
     pub fn on_progress(&mut self) {
         self.before_timeout = None;
     }
 
-    /// The parameter server has the packet and waits for somebody else: the timeouts were no congestion.
+    /// The timeouts were no congestion: the parameter server has the packet and waits for somebody else, or it answered
+    /// both the original and the resend (as a D-SACK tells in RFC 3708).
     pub fn undo_timeouts(&mut self) {
         if let Some((size, ssthresh)) = self.before_timeout.take() {
-            self.size = size;
-            self.ssthresh = ssthresh;
+            self.size = self.size.max(size);
+            self.ssthresh = self.ssthresh.max(ssthresh);
         }
     }
 }
@@ -93,43 +94,30 @@ pub const RTT_BUCKETS: usize = 24;
 pub struct Rtt {
     smoothed: Option<f64>,
     variation: f64,
-    /// Smallest sample of the current and of the last 10 seconds.
-    minimum: [Nanos; 2],
-    turned_at: Nanos,
+    /// Smallest sample of the epoch: what the path takes. Later ones may all hold a wait for somebody.
+    minimum: Option<Nanos>,
     min_rto: Nanos,
     max_rto: Nanos,
     pub histogram: [u64; RTT_BUCKETS],
     pub sum: f64,
 }
 
-const MINIMUM_LIFE: Nanos = 10_000_000_000;
+/// Largest first timeout, in smallest round trips.
+const PATIENCE: Nanos = 16;
 
 impl Rtt {
     #[must_use]
     pub fn new(min_rto: Nanos, max_rto: Nanos) -> Self {
-        Self {
-            smoothed: None,
-            variation: 0.0,
-            minimum: [Nanos::MAX; 2],
-            turned_at: 0,
-            min_rto,
-            max_rto,
-            histogram: [0; RTT_BUCKETS],
-            sum: 0.0,
-        }
+        Self { smoothed: None, variation: 0.0, minimum: None, min_rto, max_rto, histogram: [0; RTT_BUCKETS], sum: 0.0 }
     }
 
-    pub fn sample(&mut self, rtt: Nanos, now: Nanos) {
+    pub fn sample(&mut self, rtt: Nanos) {
         let micros = rtt / 1000;
         let bucket = (64 - micros.leading_zeros()) as usize;
         self.histogram[bucket.min(RTT_BUCKETS - 1)] += 1;
         let r = rtt as f64;
         self.sum += r * 1e-9;
-        if now >= self.turned_at + MINIMUM_LIFE {
-            self.minimum = [Nanos::MAX, self.minimum[0]];
-            self.turned_at = now;
-        }
-        self.minimum[0] = self.minimum[0].min(rtt);
+        self.bound(rtt);
         match self.smoothed {
             None => {
                 self.smoothed = Some(r);
@@ -142,17 +130,21 @@ impl Rtt {
         }
     }
 
+    /// The path takes at most `rtt`: a notice came so soon after the packet that caused it.
+    pub fn bound(&mut self, rtt: Nanos) {
+        self.minimum = Some(self.minimum.map_or(rtt, |m| m.min(rtt)));
+    }
+
     /// Seconds, 0 before the first sample.
     #[must_use]
     pub fn smoothed_seconds(&self) -> f64 {
         self.smoothed.unwrap_or(0.0) * 1e-9
     }
 
-    /// Smallest recent sample, 0 before the first.
+    /// Smallest sample, 0 before the first.
     #[must_use]
     pub fn minimum_or_zero(&self) -> Nanos {
-        let least = self.minimum[0].min(self.minimum[1]);
-        if least == Nanos::MAX { 0 } else { least }
+        self.minimum.unwrap_or(0)
     }
 
     /// Retransmission timeout after `backoff` timeouts in a row.
@@ -160,7 +152,9 @@ impl Rtt {
     pub fn rto(&self, backoff: u32) -> Nanos {
         let base = match self.smoothed {
             None => 5 * self.min_rto,
-            Some(s) => (s + 4.0 * self.variation) as Nanos,
+            // The round trip holds other workers' timeouts too, which must not feed this one: bounded by what the path
+            // itself takes. An early resend costs one packet, and the parameter server tells whom it waits for.
+            Some(s) => ((s + 4.0 * self.variation) as Nanos).min(PATIENCE * self.minimum_or_zero()),
         };
         (base.max(self.min_rto) << backoff.min(16)).min(self.max_rto)
     }
@@ -257,8 +251,8 @@ mod tests {
     fn rto_backs_off_and_is_bounded() {
         let mut r = Rtt::new(4_000_000, 1_000_000_000);
         assert_eq!(r.rto(0), 20_000_000);
-        for i in 0..50 {
-            r.sample(1_000_000, i);
+        for _ in 0..50 {
+            r.sample(1_000_000);
         }
         assert_eq!(r.rto(0), 4_000_000);
         assert_eq!(r.rto(3), 32_000_000);

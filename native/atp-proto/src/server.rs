@@ -15,6 +15,9 @@ use crate::{Endpoint, Event, Nanos, Transmit, seq};
 /// First wait before a correction request is repeated, doubled each time up to `RAW_WAIT_MAX`.
 const RAW_WAIT: Nanos = 5_000_000;
 const RAW_WAIT_MAX: Nanos = 500_000_000;
+/// Ranks that others wait for are told at most this often, doubled each time up to `NUDGE_WAIT_MAX`.
+const NUDGE_WAIT: Nanos = 1_000_000;
+const NUDGE_WAIT_MAX: Nanos = 200_000_000;
 /// One sequence is answered to the group again at most this often.
 const GROUP_REPEAT: Nanos = 500_000;
 /// Group ACKs that others than the representative had to ask for again, before the group path counts as broken.
@@ -74,6 +77,9 @@ struct Entry {
     /// Somebody else than the representative asked again.
     asked_again: bool,
     repeated_at: Option<Nanos>,
+    /// Missing ranks are told again from this time on, and the wait after that.
+    nudge_at: Nanos,
+    nudge_wait: Nanos,
 }
 
 impl Entry {
@@ -93,6 +99,8 @@ impl Entry {
             to_group: false,
             asked_again: false,
             repeated_at: None,
+            nudge_at: 0,
+            nudge_wait: NUDGE_WAIT,
         }
     }
 
@@ -470,6 +478,21 @@ impl ParameterServer {
         }
     }
 
+    /// Somebody waits for `seq`: tell those that it waits for. Their packet, or the ACK that lets them go on, was lost, and
+    /// their own timers may be backed off from waiting for others.
+    fn nudge(&mut self, seq: u64, now: Nanos) {
+        let entry = self.entry(seq);
+        if now < entry.nudge_at {
+            return;
+        }
+        entry.nudge_at = now + entry.nudge_wait;
+        entry.nudge_wait = (2 * entry.nudge_wait).min(NUDGE_WAIT_MAX);
+        let mask = self.ring.len() as u64 - 1;
+        for rank in self.missing(&self.ring[(seq & mask) as usize]) {
+            self.queue.push_back((What::Notice, To::One(rank), seq));
+        }
+    }
+
     /// Write one queued packet; `None` when it is out of date.
     fn write(&mut self, what: What, to: To, seq: u64, buffer: &mut [u8]) -> Option<SocketAddrV4> {
         let mask = self.ring.len() as u64 - 1;
@@ -665,6 +688,7 @@ impl Endpoint for ParameterServer {
             for rank in self.topology.ranks(&coverage) {
                 self.queue.push_back((What::Notice, To::One(rank), seq));
             }
+            self.nudge(seq, now);
         }
     }
 

@@ -17,6 +17,9 @@ use crate::{Endpoint, Event, Nanos, Transmit, seq};
 /// Operations that may wait or run at once; results that nobody collects are bounded by it.
 pub const OPS_MAX: usize = 1 << 16;
 
+/// Resent sequences that are remembered, to recognise needless resends.
+const RESENT_KEPT: usize = 64;
+
 /// An all-reduce to run.
 pub struct Submission {
     /// Comes back in the event.
@@ -140,6 +143,10 @@ pub struct Worker {
     window: Window,
     rtt: Rtt,
     reordering: Reordering,
+    /// Acknowledged sequences that were sent more than once, and whether newer ACKs were the cause.
+    resent: VecDeque<(u64, bool)>,
+    /// Sequence of the last timeout.
+    timed_out: u64,
     rto_at: Option<Nanos>,
     backoff: u32,
     progress_at: Nanos,
@@ -197,6 +204,8 @@ impl Worker {
             window: Window::new(config.initial_window.min(max_window), max_window),
             rtt: Rtt::new(config.min_rto, config.max_rto),
             reordering: Reordering::new(max_window),
+            resent: VecDeque::new(),
+            timed_out: 0,
             rto_at: None,
             backoff: 0,
             progress_at: 0,
@@ -466,7 +475,7 @@ impl Worker {
         let needless = flight.fast
             && if flight.lost { flight.sends == 1 } else { flight.sends == 2 && took < self.rtt.minimum_or_zero() };
         if flight.sends == 1 && !flight.lost {
-            self.rtt.sample(took, now);
+            self.rtt.sample(took);
         }
         if needless {
             self.counters.needless_retransmits += u64::from(!flight.lost);
@@ -474,7 +483,14 @@ impl Worker {
         } else {
             self.reordering.on_ack(self.window.packets());
         }
-        self.window.on_progress();
+        if flight.sends > 1 {
+            if self.resent.len() == RESENT_KEPT {
+                self.resent.pop_front();
+            }
+            self.resent.push_back((seq, flight.fast));
+        } else if seq > self.timed_out + self.span {
+            self.window.on_progress();
+        }
         if ecn {
             self.counters.ecn_marks += 1;
             if self.window.on_congestion(flight.sent_at, now) {
@@ -643,13 +659,14 @@ impl Endpoint for Worker {
             return;
         }
         let seq = seq::unwrap(h.sequence, self.next_seq);
-        if seq >= self.next_seq || (!relayed && from != self.server(seq)) {
-            self.counters.rejected_sequence += 1;
+        let payload = &data[HEADER_BYTES..];
+        let right_server = relayed || from == self.server(seq);
+        if right_server && h.raw_float && h.aggregator_index == RAW_NOTICE {
+            self.take_notice(seq, payload, now);
             return;
         }
-        let payload = &data[HEADER_BYTES..];
-        if h.raw_float && h.aggregator_index == RAW_NOTICE {
-            self.take_notice(seq, payload, now);
+        if seq >= self.next_seq || !right_server {
+            self.counters.rejected_sequence += 1;
             return;
         }
         if h.collision && u32::from(h.bitmap1 as u16) == h.bitmap1 {
@@ -668,7 +685,10 @@ impl Endpoint for Worker {
                 let raw = h.raw_float && h.aggregator_index != RAW_REPEAT;
                 self.deliver(op, seq, raw, payload, now);
             }
-            None => self.counters.duplicates += 1,
+            None => {
+                self.counters.duplicates += 1;
+                self.on_second_answer(seq);
+            }
         }
     }
 
@@ -735,6 +755,7 @@ impl Endpoint for Worker {
             // One packet only, the oldest: its answer tells whether the others are lost too, and each needless resend
             // breaks the aggregation of its sequence.
             let base = self.base;
+            self.timed_out = base;
             if self.mark_lost(base, false).is_some() {
                 self.resend.pop_back();
             } else {
@@ -786,6 +807,19 @@ impl Worker {
         self.mark_lost(seq, false);
     }
 
+    /// A result came twice: if the packet was sent twice, the resend was needless.
+    fn on_second_answer(&mut self, seq: u64) {
+        let Some(i) = self.resent.iter().position(|r| r.0 == seq) else { return };
+        if let Some((_, fast)) = self.resent.remove(i) {
+            self.counters.needless_retransmits += 1;
+            if fast {
+                self.reordering.on_needless_resend();
+            } else {
+                self.window.undo_timeouts();
+            }
+        }
+    }
+
     /// The parameter server holds this rank's gradient of `seq` and waits for others.
     fn take_notice(&mut self, seq: u64, payload: &[u8], now: Nanos) {
         self.counters.notices += 1;
@@ -794,8 +828,23 @@ impl Worker {
         let n = self.config.workers.len();
         let ranks: Vec<u16> =
             words.take(count as usize).filter_map(|r| u16::try_from(r).ok()).filter(|r| usize::from(*r) < n).collect();
-        if !ranks.contains(&self.me.rank) {
+        if ranks.contains(&self.me.rank) {
+            // Others wait for this rank: its packet was lost, or the ACK of an older one that holds it back.
+            for seq in [self.base, seq] {
+                let patience = (2 * self.rtt.minimum_or_zero()).max(500_000);
+                let flight = *self.flight(seq);
+                if flight.seq == seq && flight.state == State::InFlight && now >= flight.sent_at + patience {
+                    self.mark_lost(seq, false);
+                    self.forced += 1;
+                }
+            }
+        } else if seq < self.next_seq {
             self.window.undo_timeouts();
+            let flight = *self.flight(seq);
+            if flight.seq == seq && flight.state == State::InFlight && flight.sends == 2 && !flight.lost {
+                // Only resends are answered so, and this was the only one.
+                self.rtt.bound(now.saturating_sub(flight.sent_at));
+            }
         }
         self.notice = Some(Notice { seq, at: now, count, ranks });
     }

@@ -102,7 +102,7 @@ fn random_config(rng: &mut Rng) -> Config {
 fn random_faults(rng: &mut Rng) -> Faults {
     let mut share = |max: f64| if rng.below(2) == 0 { 0.0 } else { max * rng.below(100) as f64 / 100.0 };
     Faults {
-        loss: share(0.08),
+        loss: share(0.15),
         duplicate: share(0.1),
         reorder: share(0.2),
         mark: share(0.05),

@@ -64,6 +64,7 @@ pub fn config(racks: &[u8], edge: u32, mode: Mode) -> Config {
         workers,
         servers: vec![server],
         switch: None,
+        segmentation: false,
         initial_window: 16,
         min_rto: 1_000_000,
         max_rto: 200_000_000,
