@@ -50,18 +50,14 @@ class Arbiter:
                 Code.NOT_FOUND, f"device_id {device_id} is not served here; this switch is {self.device_id}"
             )
         if self._role_of.get(session, role) != role:
-            raise P4RuntimeError(
-                Code.FAILED_PRECONDITION, "the role of a stream cannot change; open another stream"
-            )
+            raise P4RuntimeError(Code.FAILED_PRECONDITION, "the role of a stream cannot change; open another stream")
         if election_id == 0:
             election_id = None
         state = self._roles.setdefault(role, _Role())
         if election_id is not None and any(
             other != session and taken == election_id for other, taken in state.sessions.items()
         ):
-            raise P4RuntimeError(
-                Code.INVALID_ARGUMENT, f"election_id {election_id} is in use by another controller"
-            )
+            raise P4RuntimeError(Code.INVALID_ARGUMENT, f"election_id {election_id} is in use by another controller")
         self._role_of[session] = role
         state.sessions[session] = election_id
         before = (state.primary, state.highest)

@@ -68,17 +68,11 @@ def build_parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--values", type=int, choices=PROFILES, default=350, help="largest profile: 32-bit values per packet"
     )
-    serve.add_argument(
-        "--stale-ms", type=int, default=0, help="T in ms: idle aggregators are free (0: default)"
-    )
+    serve.add_argument("--stale-ms", type=int, default=0, help="T in ms: idle aggregators are free (0: default)")
     serve.add_argument("--sweep-seconds", type=float, default=5.0, help="free stale aggregators this often")
-    serve.add_argument(
-        "--port-rate", type=int, default=0, help="phantom queue rate of each port, bit/s; 0: off"
-    )
+    serve.add_argument("--port-rate", type=int, default=0, help="phantom queue rate of each port, bit/s; 0: off")
     serve.add_argument("--port-threshold", type=int, default=65536, help="phantom queue threshold, bytes")
-    serve.add_argument(
-        "--p4info", type=Path, help="contract that a pushed p4info must match (default: its own)"
-    )
+    serve.add_argument("--p4info", type=Path, help="contract that a pushed p4info must match (default: its own)")
     serve.add_argument("--library", help=f"libatp_switch.so (or ${ENV_LIBRARY})")
     serve.add_argument("--object-dir", help=f"folder of the compiled BPF objects (or ${ENV_OBJECT_DIR})")
     serve.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))

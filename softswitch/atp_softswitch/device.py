@@ -57,9 +57,7 @@ class Device:
     it exactly while the table `job` has it and the table `region` has a range for it.
     """
 
-    def __init__(
-        self, pipeline: Pipeline, dataplane: Dataplane, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, dataplane: Dataplane, clock: Callable[[], float] = time.monotonic) -> None:
         self.pipeline = pipeline
         self.dataplane = dataplane
         self._clock = clock
@@ -139,18 +137,14 @@ class Device:
 
     def _apply(self, update: p4r.Update) -> _Undo | None:
         if update.type not in (_INSERT, _MODIFY, _DELETE):
-            raise P4RuntimeError(
-                Code.INVALID_ARGUMENT, "the type of an update must be INSERT, MODIFY or DELETE"
-            )
+            raise P4RuntimeError(Code.INVALID_ARGUMENT, "the type of an update must be INSERT, MODIFY or DELETE")
         kind = update.entity.WhichOneof("entity")
         if kind == "table_entry":
             return self._apply_entry(update.type, update.entity.table_entry)
         if kind == "packet_replication_engine_entry":
             pre = update.entity.packet_replication_engine_entry
             if pre.WhichOneof("type") != "multicast_group_entry":
-                raise P4RuntimeError(
-                    Code.UNIMPLEMENTED, "this switch has multicast groups, no clone sessions"
-                )
+                raise P4RuntimeError(Code.UNIMPLEMENTED, "this switch has multicast groups, no clone sessions")
             return self._apply_group(update.type, pre.multicast_group_entry)
         if kind == "counter_entry":
             self._write_counter(update.type, update.entity.counter_entry)
@@ -204,9 +198,7 @@ class Device:
     def _check_entry(self, entry: Entry) -> None:
         """What the p4info cannot say: job ID 0, the size of this switch, the profile of its values."""
         if entry.table != "replica" and entry.exact(0) == 0:
-            raise P4RuntimeError(
-                Code.INVALID_ARGUMENT, f"{entry.table}.job_id is 0, which marks free aggregators"
-            )
+            raise P4RuntimeError(Code.INVALID_ARGUMENT, f"{entry.table}.job_id is 0, which marks free aggregators")
         if entry.table == "job":
             values = entry.params[0]
             offered = [profile for profile in PROFILES if profile <= self.dataplane.values]
@@ -312,9 +304,7 @@ class Device:
         if job is not None and regions:
             values, full0, full1, group = job.params
             ranges = sorted(entry.range(1) for entry in regions.values())
-            config = JobConfig(
-                values, full0, full1, group, tuple(Region(low, high - low + 1) for low, high in ranges)
-            )
+            config = JobConfig(values, full0, full1, group, tuple(Region(low, high - low + 1) for low, high in ranges))
             self.dataplane.set_job(job_id, config)
             self._known_jobs.add(job_id)
         elif job_id in self._known_jobs:
@@ -372,9 +362,7 @@ class Device:
         elif kind == "packet_replication_engine_entry":
             pre = entity.packet_replication_engine_entry
             if pre.WhichOneof("type") == "clone_session_entry":
-                raise P4RuntimeError(
-                    Code.UNIMPLEMENTED, "this switch has multicast groups, no clone sessions"
-                )
+                raise P4RuntimeError(Code.UNIMPLEMENTED, "this switch has multicast groups, no clone sessions")
             wanted = pre.multicast_group_entry.multicast_group_id
             for group in self.groups():
                 if wanted in (0, group.group_id):
@@ -410,9 +398,7 @@ class Device:
                 if message.priority in (0, entry.priority):
                     yield encode_entry(entry, self.pipeline)
 
-    def _read_counters(
-        self, message: p4r.CounterEntry, cells: dict[int, dict[str, int]]
-    ) -> Iterator[p4r.Entity]:
+    def _read_counters(self, message: p4r.CounterEntry, cells: dict[int, dict[str, int]]) -> Iterator[p4r.Entity]:
         if message.counter_id == 0:
             counters = list(self.pipeline.counters.values())
         else:

@@ -69,9 +69,7 @@ def _decode_match(message: p4r.FieldMatch, field: Field, what: str) -> Match:
     kind = message.WhichOneof("field_match_type")
     expected = "range" if field.ranged else "exact"
     if kind != expected:
-        raise P4RuntimeError(
-            Code.INVALID_ARGUMENT, f"{what}: {expected} match expected, {kind or 'none'} given"
-        )
+        raise P4RuntimeError(Code.INVALID_ARGUMENT, f"{what}: {expected} match expected, {kind or 'none'} given")
     if kind == "exact":
         return bytestring.decode(message.exact.value, field.bitwidth, what)
     low = bytestring.decode(message.range.low, field.bitwidth, what)
@@ -124,8 +122,7 @@ def _decode_action(message: p4r.TableEntry, table: Table) -> tuple[str, tuple[in
         names = ", ".join(name for _, name, _ in action.params) or "none"
         raise P4RuntimeError(Code.INVALID_ARGUMENT, f"action {action.name} takes these parameters: {names}")
     decoded = tuple(
-        bytestring.decode(values[param_id], width, f"{action.name}.{name}")
-        for param_id, name, width in action.params
+        bytestring.decode(values[param_id], width, f"{action.name}.{name}") for param_id, name, width in action.params
     )
     return action.name, decoded
 
@@ -134,9 +131,7 @@ def _action(table: Table, action_id: int) -> Action:
     for action in table.actions:
         if action.id == action_id:
             return action
-    raise P4RuntimeError(
-        Code.INVALID_ARGUMENT, f"table {table.name} has no action with ID {action_id} for entries"
-    )
+    raise P4RuntimeError(Code.INVALID_ARGUMENT, f"table {table.name} has no action with ID {action_id} for entries")
 
 
 def find_table(pipeline: Pipeline, table_id: int) -> Table:
@@ -154,9 +149,7 @@ def decode_key(message: p4r.TableEntry, pipeline: Pipeline) -> tuple[Table, tupl
         raise P4RuntimeError(Code.PERMISSION_DENIED, f"the default action of table {table.name} is constant")
     match = _decode_key(message, table)
     if table.ternary and message.priority <= 0:
-        raise P4RuntimeError(
-            Code.INVALID_ARGUMENT, f"table {table.name} has a range match: priority must be 1 or more"
-        )
+        raise P4RuntimeError(Code.INVALID_ARGUMENT, f"table {table.name} has a range match: priority must be 1 or more")
     if not table.ternary and message.priority != 0:
         raise P4RuntimeError(
             Code.INVALID_ARGUMENT, f"table {table.name} has exact matches only: leave the priority out"

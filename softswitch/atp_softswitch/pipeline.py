@@ -122,9 +122,7 @@ def build(p4info: p4i.P4Info) -> Pipeline:
                 Field(field.id, field.name, field.bitwidth, field.match_type == p4i.MatchField.RANGE)
                 for field in table.match_fields
             ),
-            actions=tuple(
-                actions[ref.id] for ref in table.action_refs if ref.scope != p4i.ActionRef.DEFAULT_ONLY
-            ),
+            actions=tuple(actions[ref.id] for ref in table.action_refs if ref.scope != p4i.ActionRef.DEFAULT_ONLY),
             size=table.size,
         )
     counters = {

@@ -116,9 +116,7 @@ class PortKeeper:
                 gone = error.errno in (errno.ENODEV, errno.ENXIO)
                 if not gone and self._refused.get(ifindex) != str(error):
                     self._refused[ifindex] = str(error)
-                    log.error(
-                        "cannot attach", extra={"hook": self.label, "interface": name, "reason": str(error)}
-                    )
+                    log.error("cannot attach", extra={"hook": self.label, "interface": name, "reason": str(error)})
                 continue
             self._attached[ifindex] = name
             self._refused.pop(ifindex, None)
@@ -143,9 +141,7 @@ class PortKeeper:
         """Follow the interfaces until cancelled."""
         loop = asyncio.get_running_loop()
         changed = asyncio.Event()
-        events = socket.socket(
-            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, socket.NETLINK_ROUTE
-        )
+        events = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, socket.NETLINK_ROUTE)
         events.bind((0, RTMGRP_LINK))
 
         def drain() -> None:

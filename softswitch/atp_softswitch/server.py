@@ -151,9 +151,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
 
     def _arbitrate(self, session: int, update: p4r.MasterArbitrationUpdate) -> None:
         if update.role.HasField("config"):
-            raise P4RuntimeError(
-                Code.UNIMPLEMENTED, "role configurations are not offered; leave role.config out"
-            )
+            raise P4RuntimeError(Code.UNIMPLEMENTED, "role configurations are not offered; leave role.config out")
         election_id = election_number(update.election_id) if update.HasField("election_id") else None
         role = _role_name(update.role.name, update.role.id)
         notices = self._arbiter.update(session, update.device_id, role, election_id)
@@ -223,9 +221,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self._arbiter.check(request.device_id, _role_name(request.role, request.role_id), election_id)
         if request.action == _SetRequest.COMMIT:
             if request.HasField("config"):
-                raise P4RuntimeError(
-                    Code.INVALID_ARGUMENT, "COMMIT takes no config; it realises the saved one"
-                )
+                raise P4RuntimeError(Code.INVALID_ARGUMENT, "COMMIT takes no config; it realises the saved one")
             if self._saved is None:
                 raise P4RuntimeError(Code.FAILED_PRECONDITION, "no config is saved; use VERIFY_AND_COMMIT")
             saved, self._saved = self._saved, None
@@ -343,9 +339,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             await _abort(context, error)
         yield reply
 
-    async def Capabilities(
-        self, request: p4r.CapabilitiesRequest, context: Context
-    ) -> p4r.CapabilitiesResponse:
+    async def Capabilities(self, request: p4r.CapabilitiesRequest, context: Context) -> p4r.CapabilitiesResponse:
         """API version; `experimental` is a google.protobuf.Struct that says what this switch can hold."""
         try:
             if request.device_id:

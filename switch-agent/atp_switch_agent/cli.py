@@ -54,16 +54,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--p4runtime", default="127.0.0.1:9559", help="P4Runtime server of the switch")
     serve.add_argument("--device-id", type=int, default=1, help="P4Runtime device ID")
-    serve.add_argument(
-        "--election-id", type=int, default=None, help="P4Runtime election ID (default: time in ms)"
-    )
+    serve.add_argument("--election-id", type=int, default=None, help="P4Runtime election ID (default: time in ms)")
     security = serve.add_mutually_exclusive_group()
     security.add_argument(
         "--tls-dir", type=Path, default=Path("/etc/atp/tls"), help="folder with ca.crt, tls.crt, tls.key"
     )
-    security.add_argument(
-        "--insecure-loopback", action="store_true", help="no TLS; allowed on a loopback address only"
-    )
+    security.add_argument("--insecure-loopback", action="store_true", help="no TLS; allowed on a loopback address only")
     serve.add_argument(
         "--allow-client",
         action="append",
@@ -78,9 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     serve.add_argument("--p4info", type=Path, default=contract_path(), help="p4info of the pipeline")
     serve.add_argument("--device-config", type=Path, help="target's binary of the pipeline (bmv2, Tofino)")
     serve.add_argument("--audit-seconds", type=float, default=30.0, help="compare the switch this often")
-    serve.add_argument(
-        "--sample-seconds", type=float, default=5.0, help="read counters for metrics this often"
-    )
+    serve.add_argument("--sample-seconds", type=float, default=5.0, help="read counters for metrics this often")
     serve.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
 
     resolve = commands.add_parser("resolve", help="say behind which port addresses are, once")
@@ -135,9 +129,7 @@ async def _serve(options: argparse.Namespace) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    server, port = await start(
-        SwitchAgentService(reconciler, options.allow_client), options.listen, credentials
-    )
+    server, port = await start(SwitchAgentService(reconciler, options.allow_client), options.listen, credentials)
     tasks = [
         asyncio.create_task(driver.run()),
         asyncio.create_task(reconciler.run()),

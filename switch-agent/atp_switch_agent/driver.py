@@ -139,9 +139,7 @@ class Driver:
                 async with grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
                     await self._follow(channel)
             except grpc.RpcError as error:
-                self._lost(
-                    "SwitchUnreachable", f"P4Runtime server {self._address}: {describe(error)}; trying again"
-                )
+                self._lost("SwitchUnreachable", f"P4Runtime server {self._address}: {describe(error)}; trying again")
             finally:
                 self._stub = None
             if self.link.session > before:
@@ -228,9 +226,7 @@ class Driver:
         nothing."""
         stub = self._ready(primary=False)
         try:
-            reply = await stub.Capabilities(
-                p4r.CapabilitiesRequest(device_id=self._device_id), timeout=_RPC_SECONDS
-            )
+            reply = await stub.Capabilities(p4r.CapabilitiesRequest(device_id=self._device_id), timeout=_RPC_SECONDS)
         except grpc.aio.AioRpcError as error:
             self._raise(error)
             return Facts()
@@ -271,9 +267,7 @@ class Driver:
             await stub.SetForwardingPipelineConfig(push, timeout=60.0)
         except grpc.aio.AioRpcError as error:
             self._raise(error)
-            raise SwitchLost(
-                "PipelineRefused", f"the switch refuses the pipeline: {describe(error)}"
-            ) from error
+            raise SwitchLost("PipelineRefused", f"the switch refuses the pipeline: {describe(error)}") from error
         log.info("pipeline pushed", extra={"pipeline": self.codec.name})
         return True
 

@@ -103,10 +103,7 @@ def _mac(text: str) -> int:
 
 def read_view(netlink: Any) -> HostView:
     """Dump links, neighbours and bridge forwarding entries."""
-    kinds = {
-        int(link["index"]): str((link.get("linkinfo") or {}).get("kind") or "")
-        for link in netlink.link("dump")
-    }
+    kinds = {int(link["index"]): str((link.get("linkinfo") or {}).get("kind") or "") for link in netlink.link("dump")}
     neighbours = [
         Neighbour(int(item["ifindex"]), str(item.get("dst")), _mac(item.get("lladdr")))
         for item in netlink.neigh("dump", family=socket.AF_INET)
@@ -194,9 +191,7 @@ class HostVethPorts:
         """A link, neighbour or route changed; at most twice a second."""
         loop = asyncio.get_running_loop()
         changed = asyncio.Event()
-        events = socket.socket(
-            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, socket.NETLINK_ROUTE
-        )
+        events = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, socket.NETLINK_ROUTE)
         try:
             events.bind((0, RTMGRP_LINK | RTMGRP_NEIGH | RTMGRP_IPV4_ROUTE))
             loop.add_reader(events, changed.set)

@@ -16,9 +16,7 @@ Check = Callable[[], tuple[bool, str]]
 class HealthServer:
     """GET /healthz, /readyz (200 or 503 with the reason) and /metrics. `port` is the port really bound."""
 
-    def __init__(
-        self, listen: tuple[str, int], registry: CollectorRegistry, alive: Check, ready: Check
-    ) -> None:
+    def __init__(self, listen: tuple[str, int], registry: CollectorRegistry, alive: Check, ready: Check) -> None:
         checks = {"/healthz": alive, "/readyz": ready}
 
         class Handler(BaseHTTPRequestHandler):

@@ -147,9 +147,7 @@ def _validate_job(job: api.Job, label: str, limits: Limits) -> None:
 
 def _validate_regions(job: api.Job, label: str, limits: Limits) -> None:
     if not job.regions:
-        raise InvalidState(
-            f"{label}: no region; a job without aggregators is HostOnly and stays out of the state"
-        )
+        raise InvalidState(f"{label}: no region; a job without aggregators is HostOnly and stays out of the state")
     end = 0
     for region in sorted(job.regions, key=lambda region: region.start):
         text = f"region {region.start}+{region.size}"
@@ -304,9 +302,7 @@ def _kept_jobs(now: State, wanted: State) -> dict[int, Entry]:
     """Jobs that stay known throughout: same owner and parameters, and at least one region stays."""
     before, after = _jobs(now), _jobs(wanted)
     regions = {entry.number(0) for key, entry in now.items() if entry.table == REGION and key in wanted}
-    return {
-        job_id: entry for job_id, entry in before.items() if after.get(job_id) == entry and job_id in regions
-    }
+    return {job_id: entry for job_id, entry in before.items() if after.get(job_id) == entry and job_id in regions}
 
 
 def diff(now: State, wanted: State) -> Diff:

@@ -187,17 +187,13 @@ class Reconciler:
                     f"{desired.writer!r}"
                 )
             if desired.generation == current.generation and desired != current:
-                log.warning(
-                    "the same generation with other content", extra={"generation": desired.generation}
-                )
+                log.warning("the same generation with other content", extra={"generation": desired.generation})
         kept = api.DesiredState()
         kept.CopyFrom(desired)
         self._desired = kept
         known = {(job.job_id, job.uid, job.epoch) for job in current.jobs} if current else set()
         fresh = {job.job_id for job in kept.jobs if (job.job_id, job.uid, job.epoch) not in known}
-        self._outcomes = {
-            job_id: outcome for job_id, outcome in self._outcomes.items() if job_id not in fresh
-        }
+        self._outcomes = {job_id: outcome for job_id, outcome in self._outcomes.items() if job_id not in fresh}
         self.poke()
         target = self._passes_wanted
         try:
@@ -360,9 +356,7 @@ class Reconciler:
 
     async def telemetry(self) -> api.Telemetry:
         """Counters and occupancy now; without counters while the switch is away."""
-        told = api.Telemetry(
-            switch_name=self.settings.switch_name, time_seconds=time.time(), observed=self.observed()
-        )
+        told = api.Telemetry(switch_name=self.settings.switch_name, time_seconds=time.time(), observed=self.observed())
         jobs = {job.job_id: job for job in self._desired.jobs} if self._desired else {}
         try:
             counters = await self.driver.counters((0, *jobs))

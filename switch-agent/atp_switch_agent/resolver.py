@@ -38,9 +38,7 @@ class RelayPorts:
     """The UDP relay: an end point's port is its IPv4 address."""
 
     async def resolve(self, endpoints: Collection[EndpointKey]) -> Mapping[EndpointKey, Resolution]:
-        return {
-            key: Port(key.port or int(ipaddress.IPv4Address(key.address)), key.mac or 0) for key in endpoints
-        }
+        return {key: Port(key.port or int(ipaddress.IPv4Address(key.address)), key.mac or 0) for key in endpoints}
 
     async def changed(self) -> None:
         await asyncio.Event().wait()

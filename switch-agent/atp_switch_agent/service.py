@@ -46,9 +46,7 @@ class SwitchAgentService(api_grpc.SwitchAgentServicer):
                 f"this certificate ({sorted(names)}) may not call the agent",
             )
 
-    async def GetCapabilities(
-        self, request: api.GetCapabilitiesRequest, context: Context
-    ) -> api.Capabilities:
+    async def GetCapabilities(self, request: api.GetCapabilitiesRequest, context: Context) -> api.Capabilities:
         await self._authorize(context)
         return self._reconciler.capabilities()
 
@@ -63,15 +61,11 @@ class SwitchAgentService(api_grpc.SwitchAgentServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         raise AssertionError("abort returned")
 
-    async def GetObservedState(
-        self, request: api.GetObservedStateRequest, context: Context
-    ) -> api.ObservedState:
+    async def GetObservedState(self, request: api.GetObservedStateRequest, context: Context) -> api.ObservedState:
         await self._authorize(context)
         return self._reconciler.observed()
 
-    async def StreamTelemetry(
-        self, request: api.TelemetryRequest, context: Context
-    ) -> AsyncIterator[api.Telemetry]:
+    async def StreamTelemetry(self, request: api.TelemetryRequest, context: Context) -> AsyncIterator[api.Telemetry]:
         await self._authorize(context)
         period = max(_PERIOD_MIN, request.period_seconds) if request.period_seconds > 0 else _PERIOD_DEFAULT
         async for told in self._reconciler.stream(period):

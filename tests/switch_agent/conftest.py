@@ -31,10 +31,9 @@ class Process:
     started: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def run(cls, module: str, *arguments: str) -> Process:
-        child = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments], stderr=subprocess.PIPE, text=True, cwd=REPOSITORY
-        )
+    def run(cls, module: str, *arguments: str, prefix: tuple[str, ...] = ()) -> Process:
+        command = [*prefix, sys.executable, "-m", module, *arguments]
+        child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY)
         process = cls(child)
         threading.Thread(target=process._read, daemon=True).start()
         try:
@@ -74,8 +73,8 @@ def processes() -> Iterator[Callable[..., Process]]:
     """Start processes by module name and arguments; what still runs at the end is stopped."""
     started: list[Process] = []
 
-    def run(module: str, *arguments: str) -> Process:
-        process = Process.run(module, *arguments)
+    def run(module: str, *arguments: str, prefix: tuple[str, ...] = ()) -> Process:
+        process = Process.run(module, *arguments, prefix=prefix)
         started.append(process)
         return process
 
@@ -93,20 +92,24 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.fixture
-def relay(processes: Callable[..., Process]) -> Callable[..., Process]:
-    """Start the software switch as a relay at an address of 127/8."""
+@pytest.fixture(scope="session")
+def library() -> Path:
+    """The built library."""
     if not LIBRARY.exists():
         pytest.skip("softswitch/build/libatp_switch.so is not built: make -C softswitch")
+    return LIBRARY
+
+
+@pytest.fixture
+def relay(processes: Callable[..., Process], library: Path) -> Callable[..., Process]:
+    """Start the software switch as a relay at an address of 127/8."""
 
     def run(address: str, *, p4runtime: int = 0, device_id: int = 1, **options: object) -> Process:
-        extra = [
-            part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))
-        ]
+        extra = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
         return processes(
             "atp_softswitch",
             *("serve", "--mode", "relay", "--relay-address", address, "--health-listen", "127.0.0.1:0"),
-            *("--listen", f"127.0.0.1:{p4runtime}", "--device-id", str(device_id), "--library", str(LIBRARY)),
+            *("--listen", f"127.0.0.1:{p4runtime}", "--device-id", str(device_id), "--library", str(library)),
             *extra,
         )
 

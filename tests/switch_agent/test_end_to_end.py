@@ -180,11 +180,7 @@ def test_a_sum_through_the_whole_path(relay: Any, agent: Any, hosts: Hosts, unti
     assert observed.in_sync and not observed.jobs
     hosts.send(WORKERS[0], packet(60, [1] * VALUES, bitmap0=1))
     assert hosts.silent(PS)
-    text = (
-        urllib.request.urlopen(f"http://127.0.0.1:{switch.started['http_port']}/metrics", timeout=5)
-        .read()
-        .decode()
-    )
+    text = urllib.request.urlopen(f"http://127.0.0.1:{switch.started['http_port']}/metrics", timeout=5).read().decode()
     assert 'atp_softswitch_packets_total{counter="passed_unknown_job",job_id="0"} 1.0' in text
     assert controller.stop() == 0
     assert switch.stop() == 0
@@ -224,9 +220,7 @@ def test_a_restarted_agent_disturbs_nothing(relay: Any, agent: Any, hosts: Hosts
     first.kill()
 
     stub = connect(agent(port))
-    observed = until(
-        lambda: (told := stub.GetObservedState(api.GetObservedStateRequest())).connected and told
-    )
+    observed = until(lambda: (told := stub.GetObservedState(api.GetObservedStateRequest())).connected and told)
     assert observed.generation == 0 and observed.reason == "NoDesiredState"
     assert stub.ApplyDesiredState(desired(job()), timeout=15).in_sync
     # The aggregator that was open is still there: the sum goes on.
@@ -251,9 +245,7 @@ def test_another_controller_with_a_higher_election_id(relay: Any, agent: Any, un
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         answers = p4r_grpc.P4RuntimeStub(channel).StreamChannel(bid())
         assert next(answers).arbitration.status.code == 0
-        observed = until(
-            lambda: (told := stub.GetObservedState(api.GetObservedStateRequest())).reason and told
-        )
+        observed = until(lambda: (told := stub.GetObservedState(api.GetObservedStateRequest())).reason and told)
         assert observed.reason == "NotMaster" and not observed.connected
         assert "500" in observed.message
         assert status_of(observed).state == api.JobStatus.PENDING
@@ -356,9 +348,7 @@ def test_only_clients_with_a_certificate(processes: Any, tmp_path: Path, relay: 
     def call(credentials: grpc.ChannelCredentials | None) -> str:
         options = (("grpc.ssl_target_name_override", "localhost"),)
         with (
-            grpc.secure_channel(target, credentials, options)
-            if credentials
-            else grpc.insecure_channel(target)
+            grpc.secure_channel(target, credentials, options) if credentials else grpc.insecure_channel(target)
         ) as channel:
             stub = api_grpc.SwitchAgentStub(channel)
             try:

@@ -160,9 +160,7 @@ def walk(now: State, wanted: State, changes: Diff, shuffle: random.Random) -> No
 
 @settings(max_examples=150, deadline=None)
 @given(states(), states(), st.randoms(use_true_random=False))
-def test_every_step_from_one_state_to_another_is_safe(
-    now: State, wanted: State, shuffle: random.Random
-) -> None:
+def test_every_step_from_one_state_to_another_is_safe(now: State, wanted: State, shuffle: random.Random) -> None:
     changes = diff(now, wanted)
     walk(now, wanted, changes, shuffle)
     assert diff(wanted, wanted).empty
@@ -257,9 +255,7 @@ def test_entries_of_level_1() -> None:
     """Racks behind uplinks, and a worker under the PS's switch that enters level 1 directly."""
     job = example()
     del job.members[:]
-    job.members.append(
-        api.Member(rank=8, bit=5, edge=True, endpoint=api.Endpoint(address="10.0.0.3", port=3))
-    )
+    job.members.append(api.Member(rank=8, bit=5, edge=True, endpoint=api.Endpoint(address="10.0.0.3", port=3)))
     job.racks.append(api.Rack(bit=0, workers=32, uplink=api.Endpoint(address="10.1.0.1", port=40)))
     entries = set(plan_job(job, port_of, LIMITS))
     assert Entry(JOB, (3,), (62, 0, 0b100001, 9), b"u/1") in entries
@@ -332,9 +328,7 @@ def test_what_the_switch_cannot_hold(change: object, reason: str) -> None:
         (lambda job: setattr(job.members[0].endpoint, "address", "fe80::1"), "is not IPv4"),
         (lambda job: setattr(job.members[0].endpoint, "mac", "zz"), "is not like"),
         (
-            lambda job: job.racks.append(
-                api.Rack(bit=0, workers=33, uplink=api.Endpoint(address="10.0.0.1"))
-            ),
+            lambda job: job.racks.append(api.Rack(bit=0, workers=33, uplink=api.Endpoint(address="10.0.0.1"))),
             "workers must be 1..32",
         ),
     ],
