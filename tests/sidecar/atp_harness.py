@@ -130,9 +130,7 @@ class SidecarProcess:
         command += ["--socket", str(self.socket), "--metrics-port", str(self._metrics_port)]
         command += ["--metrics-host", self.host]
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, env=self._environment, stdout=log, stderr=subprocess.STDOUT
-            )
+            self.process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=subprocess.STDOUT)
 
     @property
     def pid(self) -> int:
@@ -199,9 +197,7 @@ class SidecarProcess:
 class Job:
     """The sidecars of a job, workers and parameter servers, as processes on loopback addresses."""
 
-    def __init__(
-        self, directory: Path, workers: int, servers: int = 1, gate: bool = True, **changes: Any
-    ) -> None:
+    def __init__(self, directory: Path, workers: int, servers: int = 1, gate: bool = True, **changes: Any) -> None:
         self.addresses = loopback_addresses(workers + servers)
         self.servers_count = servers
         self.changes = changes
@@ -307,9 +303,7 @@ class LoopbackWorker:
     def fileno(self) -> int:
         return self.descriptor
 
-    def submit(
-        self, op_id: int, kind: str, dtype: str, send: memoryview, recv: memoryview, count: int
-    ) -> None:
+    def submit(self, op_id: int, kind: str, dtype: str, send: memoryview, recv: memoryview, count: int) -> None:
         if dtype != "float32":
             raise ValueError(f"the loopback hub sums float32 only, not {dtype}")
         self.pending.add(op_id)

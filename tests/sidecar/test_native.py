@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sidecars as processes over the native transport, on loopback addresses: sums, faults, signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from atp_harness import Job, SidecarProcess, assignment, eventually, fetch, loopback_addresses
+from prometheus_client.parser import text_string_to_metric_families
+from raw_client import RawClient
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    with Job(tmp_path, 2) as made:
+        yield made
+
+
+def attach(job: Job) -> list[RawClient]:
+    clients = [RawClient(sidecar.socket) for sidecar in job.workers]
+    for client in clients:
+        client.welcome()
+    return clients
+
+
+def counter(text: str, name: str, **labels: str) -> float:
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "code", "size", "values", "expected"),
+    [
+        ("float32", "f", 4, [0.5, -1.25], [1.0, -2.5]),
+        ("int32", "i", 4, [3, -2000000000], [6, -4000000000 + 2**32]),  # wraps as torch does
+        ("float16", "H", 2, [0x3C00, 0xC000], [0x4000, 0xC400]),  # 1, -2 -> 2, -4
+        ("bfloat16", "H", 2, [0x3F80, 0xC000], [0x4000, 0xC080]),
+    ],
+)
+def test_dtypes(job: Job, dtype: str, code: str, size: int, values: list[float], expected: list[float]) -> None:
+    clients = attach(job)
+    for client in clients:
+        client.write(0, values, code)
+        client.submit(1, len(values), dtype=dtype)
+    for client in clients:
+        client.expect("done")
+        assert client.read(0, len(values), code) == expected
+
+
+def test_many_operations_and_what_was_counted(job: Job) -> None:
+    clients = attach(job)
+    for op in range(50):
+        for rank, client in enumerate(clients):
+            client.write(op * 4096, [op / 4 + rank] * 500)
+            client.submit(op, 500, op * 4096)
+    for client in clients:
+        for op in range(50):
+            assert client.expect("done")["op"] == op
+            assert client.read(op * 4096, 500) == [op / 2 + 1] * 500
+
+    def summed() -> int:
+        # A transport's figures are up to 20 ms old.
+        clients[0].send({"type": "stats"})
+        stats = clients[0].expect("stats")
+        assert stats["gradient_packets"] >= 50 * 9
+        # Asked from the parameter server: nothing aggregates here, so it sums everything.
+        assert stats["aggregated_packets"] == 0
+        return int(stats["host_summed_packets"])
+
+    eventually(lambda: summed() >= 2 * 50 * 9, what="the count of the parameter server")
+    worker, server = fetch(job.workers[0], "/metrics")[1], fetch(job.servers[0], "/metrics")[1]
+    assert counter(worker, "atp_operations_total", result="ok") == 50
+    assert counter(worker, "atp_gradient_packets_total", role="worker", rank="0") >= 50 * 9
+    assert counter(server, "atp_host_summed_packets_total", role="parameterServer") >= 2 * 50 * 9
+
+
+def test_an_empty_operation(job: Job) -> None:
+    clients = attach(job)
+    for client in clients:
+        client.submit(1, 0)
+    for client in clients:
+        client.expect("done")
+
+
+def test_ranks_that_differ_are_named(job: Job) -> None:
+    clients = attach(job)
+    clients[0].submit(1, 10)
+    clients[1].submit(1, 11)
+    for rank, client in enumerate(clients):
+        failed = client.expect("failed")
+        assert failed["code"] == "Mismatch"
+        assert f"rank {1 - rank} has {11 - rank} float32 elements" in failed["message"]
+    for client in clients:  # the job goes on
+        client.write(0, [1.0])
+        client.submit(2, 1)
+    for client in clients:
+        client.expect("done")
+
+
+def test_a_peer_that_does_not_come_is_named(job: Job) -> None:
+    clients = attach(job)
+    begin = time.monotonic()
+    clients[0].submit(1, 1000)
+    failed = clients[0].expect("failed")
+    assert failed["code"] == "Stalled"
+    assert f"rank 1 ({job.addresses[1]})" in failed["message"]
+    assert time.monotonic() - begin < 30
+    assert job.workers[0].event("operation-stalled")["op"] == 1
+    assert counter(fetch(job.workers[0], "/metrics")[1], "atp_operations_total", result="Stalled") == 1
+
+
+def test_a_client_killed_in_an_operation(job: Job) -> None:
+    """The other worker learns it by a stall; the sidecar lives and takes the next client; a new epoch heals."""
+    script = (
+        "import sys, time\nsys.path.insert(0, sys.argv[1])\nfrom raw_client import RawClient\n"
+        "client = RawClient(sys.argv[2])\nclient.welcome()\nclient.submit(1, 100000)\n"
+        "client.send({'type': 'stats'})\nclient.expect('stats')\nprint('in', flush=True)\ntime.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", script, str(Path(__file__).parent), str(job.workers[0].socket)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as victim:
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == b"in\n"
+        victim.kill()
+    assert job.workers[0].event("client-left")["operationsLeft"] == 1
+    peer = RawClient(job.workers[1].socket)
+    peer.welcome()
+    peer.submit(1, 100000)
+    assert peer.expect("failed")["code"] == "Stalled"
+    again = RawClient(job.workers[0].socket)
+    again.welcome()
+    again.submit(1, 1)
+    assert again.expect("failed")["code"] == "PeerGone"
+    job.assign_all(epoch=2, jobId=4)
+    for client in (peer, again):
+        assert client.expect("fatal")["code"] == "Epoch"
+    eventually(lambda: all(sidecar.event("gate-opened")["epoch"] == 2 for sidecar in job.workers + job.servers))
+    clients = attach(job)
+    for client in clients:
+        client.write(0, [1.5])
+        client.submit(1, 1)
+    for client in clients:
+        client.expect("done")
+        assert client.read(0, 1) == [3.0]
+
+
+def test_a_parameter_server_that_dies(job: Job) -> None:
+    clients = attach(job)
+    job.servers[0].kill()
+    for client in clients:
+        client.submit(1, 1000)
+    for client in clients:
+        failed = client.expect("failed")
+        assert failed["code"] == "Stalled"
+        assert "parameter server" in failed["message"]
+
+
+def test_sigterm_ends_at_once_and_cleans_up(job: Job) -> None:
+    client = RawClient(job.workers[0].socket)
+    welcome = client.welcome()
+    client.submit(1, 1000)
+    begin = time.monotonic()
+    assert job.workers[0].stop() == 0
+    assert time.monotonic() - begin < 8
+    assert client.expect("failed")["code"] == "Shutdown"
+    assert client.expect("fatal")["code"] == "Shutdown"
+    assert not Path(welcome["shm"]).exists()
+    assert [event["event"] for event in job.workers[0].events()][-1] == "stopped"
+    assert job.servers[0].stop() == 0
+
+
+def test_a_restarted_sidecar_serves_again(job: Job) -> None:
+    first = job.workers[0]
+    client = RawClient(first.socket)
+    client.welcome()
+    first.kill()
+    assert client.at_end()
+    first.start()
+    eventually(lambda: [event["event"] for event in first.events()].count("gate-opened") == 2)
+    assert first.event("leftovers-removed")["files"] == 1
+    assert RawClient(first.socket).welcome()["rank"] == 0
+
+
+def test_gate_over_the_life_of_a_process(tmp_path: Path) -> None:
+    with Job(tmp_path, 1, gate=False) as job:
+        client = RawClient(job.workers[0].socket)
+        assert client.receive()["type"] == "waiting"
+        job.workers[0].assign("{")
+        assert "not valid" in job.workers[0].event("assignment-refused")["reason"]
+        job.assign_all()
+        assert client.welcome()["worldSize"] == 1
+        client.write(0, [2.5])
+        client.submit(1, 1)
+        client.expect("done")
+        assert client.read(0, 1) == [2.5]
+        job.assign_all(revision=2, mode="Shared", regions=[{"start": 0, "size": 8}])
+        eventually(lambda: "more than mode and revision" in job.workers[0].event("assignment-refused")["reason"])
+
+
+def test_trainers_do_not_connect_to_a_parameter_server(job: Job) -> None:
+    client = RawClient(job.servers[0].socket)
+    assert "parameter server" in client.expect("fatal")["message"]
+
+
+def test_an_address_that_is_not_ours_keeps_the_gate_closed(tmp_path: Path) -> None:
+    document = assignment(["192.0.2.1", *loopback_addresses(1)])
+    sidecar = SidecarProcess(tmp_path / "w", "worker", document)
+    try:
+        assert "the transport cannot start" in sidecar.event("transport-failed")["reason"]
+        assert fetch(sidecar, "/readyz")[0] == 503
+    finally:
+        sidecar.stop()
+
+
+def test_pod_ip_is_checked(tmp_path: Path) -> None:
+    document = assignment(loopback_addresses(2))
+    sidecar = SidecarProcess(tmp_path / "w", "worker", document, POD_IP="10.1.2.3")
+    try:
+        assert "this pod has 10.1.2.3" in sidecar.event("assignment-refused")["reason"]
+    finally:
+        sidecar.stop()
+
+
+def _command(*arguments: str, **environment: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "atp_sidecar", *arguments],
+        env={**os.environ, **environment},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+
+
+def test_park_waits_for_sigterm_and_loads_little() -> None:
+    with _command("park") as process:
+        try:
+
+            def waits() -> bool:
+                # rt_sigtimedwait: 128 on x86-64, 137 on arm64.
+                return Path(f"/proc/{process.pid}/syscall").read_text().split()[0] in ("128", "137")
+
+            eventually(waits, what="park")
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            assert "pydantic_core" not in maps
+            assert "atp_transport" not in maps
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(5) == 0
+        finally:
+            process.kill()
+
+
+def test_role_is_required() -> None:
+    with _command("run", ATP_ROLE="chief") as process:
+        _, error = process.communicate(timeout=30)
+        assert process.returncode == 2
+        assert b"ATP_ROLE is 'chief'; it must be worker or parameterServer" in error
+
+
+def test_a_second_sidecar_on_the_same_socket_is_refused(job: Job) -> None:
+    arguments = ["run", "--socket", str(job.workers[0].socket), "--metrics-port", "0"]
+    with _command(*arguments, ATP_ROLE="worker") as process:
+        output, _ = process.communicate(timeout=30)
+        assert process.returncode == 1
+        assert "another sidecar serves" in json.loads(output.splitlines()[-1])["reason"]
+
+
+def test_the_sidecar_imports_neither_torch_nor_numpy(job: Job) -> None:
+    for sidecar in [*job.workers, *job.servers]:
+        maps = Path(f"/proc/{sidecar.pid}/maps").read_text()
+        assert "torch/lib" not in maps
+        assert "numpy" not in maps
