@@ -84,8 +84,10 @@ class Job:
         self.close()
 
     def close(self) -> None:
-        for endpoint in [*self.workers, *self.servers]:
-            endpoint.close()
+        for worker in self.workers:
+            worker.close()
+        for server in self.servers:
+            server.close()
 
     def collect(self, rank: int, count: int = 1, timeout: float = 30.0) -> list[tuple[int, str | None]]:
         """Wait for `count` completions of `rank`."""
@@ -99,6 +101,14 @@ class Job:
                 got += worker.completions()
         return got
 
+    def settled(self, endpoint: Worker | ParameterServer) -> dict[str, Any]:
+        """Metrics of an idle endpoint; they may be 20 ms old while it works."""
+        before: dict[str, Any] = {}
+        while (now := endpoint.metrics()) != before:
+            before = now
+            time.sleep(0.05)
+        return now
+
     def all_reduce(
         self,
         tensors: Sequence[Array],
@@ -110,7 +120,7 @@ class Job:
         """Reduce one tensor of each rank; the result of each rank."""
         outs = [t if in_place else np.zeros_like(t) for t in tensors]
         for rank, (tensor, out) in enumerate(zip(tensors, outs, strict=True)):
-            self.workers[rank].submit(op_id, kind, dtype, tensor, out, tensor.size)  # type: ignore[arg-type]
+            self.workers[rank].submit(op_id, kind, dtype, tensor.data, out.data, tensor.size)
         for rank in range(len(tensors)):
             assert self.collect(rank) == [(op_id, None)]
         return outs

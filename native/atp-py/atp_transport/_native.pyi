@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-from typing import Literal, final
+from typing import Any, final
 
 from typing_extensions import Buffer
 
-Metrics = dict[str, int | float | dict[str, int]]
+# Numbers, but for rtt_histogram: dict[str, int].
+Metrics = dict[str, Any]
 
 @final
 class Worker:
@@ -20,17 +21,19 @@ class Worker:
     def submit(
         self,
         op_id: int,
-        kind: Literal["sum", "mean"],
-        dtype: Literal["float32", "float16", "bfloat16", "int32"],
+        kind: str,
+        dtype: str,
         send: Buffer,
         recv: Buffer,
         count: int,
     ) -> None:
         """Start an all-reduce of ``count`` elements; it ends as an entry of ``completions()``.
 
-        ``send`` and ``recv`` are C-contiguous and hold at least ``count`` elements; they may be the same memory, and are
-        kept alive until the completion is collected. Neither may be touched before. All ranks submit the same ``op_id``
-        (compared modulo 2**23), count, dtype and kind in the same order. After an error ``recv`` is undefined.
+        ``kind`` is "sum" or "mean"; ``dtype`` is "float32", "float16", "bfloat16" or "int32" (sum only).
+        ``send`` and ``recv`` are C-contiguous and hold at least ``count`` elements; they may be the same memory,
+        and are kept alive until the completion is collected. Neither may be touched before. All ranks submit the
+        same ``op_id`` (compared modulo 2**23), count, dtype and kind in the same order. After an error ``recv``
+        is undefined.
 
         Raises ValueError (unknown kind or dtype, mean of int32, buffer too short), BufferError (read-only or not
         contiguous) and OSError (closed, or its socket failed).
@@ -57,12 +60,17 @@ class Worker:
 
 @final
 class ParameterServer:
-    """One shard's parameter server. ``config`` is the assignment JSON with ``role`` "parameterServer", ``rank`` the shard."""
+    """One shard's parameter server.
+
+    ``config`` is the assignment JSON with ``role`` "parameterServer"; its ``rank`` is the shard. Raises as Worker.
+    """
 
     def __new__(cls, config: str) -> ParameterServer: ...
     def metrics(self) -> Metrics:
-        """As ``Worker.metrics``; ``aggregated_packets`` and ``host_summed_packets`` count worker gradients by where they
-        were summed."""
+        """As ``Worker.metrics``.
+
+        ``aggregated_packets`` and ``host_summed_packets`` count worker gradients by where they were summed.
+        """
 
     def close(self) -> None:
         """Stop the thread. May be called again."""

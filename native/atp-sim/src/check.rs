@@ -47,10 +47,10 @@ fn float(flavour: Flavour, h: u64) -> f32 {
 #[inline]
 fn integer(flavour: Flavour, h: u64) -> i32 {
     match flavour {
-        Flavour::Small => h as i32 >> 8,
+        Flavour::Small => h as i32 >> 12,
         Flavour::Special if (h >> 32).is_multiple_of(512) => [i32::MAX, i32::MIN, i32::MAX - 1, i32::MIN + 1][(h >> 41 & 3) as usize],
         Flavour::Large if (h >> 32).is_multiple_of(256) => h as i32,
-        Flavour::Large | Flavour::Special => h as i32 >> 8,
+        Flavour::Large | Flavour::Special => h as i32 >> 12,
     }
 }
 
@@ -85,7 +85,7 @@ pub fn source(op: &OpSpec, salt: u64, rank: usize, from: usize, to: usize) -> Ve
                 let h = hash(from + i);
                 let special = op.flavour == Flavour::Special && (h >> 32).is_multiple_of(512);
                 let exponent = if special { 31 } else { 10 + (h >> 16 & 3) };
-                *w = ((h & 0x83ff) | exponent << 10).to_le_bytes()[..2].try_into().unwrap_or([0; 2]);
+                *w = ((h & 0x83ff | exponent << 10) as u16).to_ne_bytes();
             }
         }
         Dtype::Bfloat16 => {
