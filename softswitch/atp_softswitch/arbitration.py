@@ -98,10 +98,9 @@ class Arbiter:
             )
 
     def _notice(self, role: str, state: _Role, session: int) -> Notice:
+        code = Code.OK if state.primary == session else Code.ALREADY_EXISTS
         if state.primary is None:
             code = Code.NOT_FOUND
-        else:
-            code = Code.OK if state.primary == session else Code.ALREADY_EXISTS
         return Notice(session, role, state.highest, code)
 
     def _notices(self, role: str, state: _Role) -> list[Notice]:

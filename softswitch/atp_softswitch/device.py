@@ -84,6 +84,11 @@ class Device:
         """IDs of the jobs in table `job`."""
         return sorted(entry.exact(0) for entry in list(self._tables["job"].values()))
 
+    def ports(self) -> frozenset[int]:
+        """Ports that table entries name."""
+        ingress = (entry for name in ("admission", "transit", "ps_port") for entry in self.entries(name))
+        return frozenset(entry.exact(1) for entry in (*ingress, *self.entries("replica")))
+
     def clear(self) -> None:
         """Delete every entry and group, in the order that keeps each state in between safe."""
         for name in ("admission", "transit", "ps_port", "job", "region", "replica"):

@@ -7,7 +7,7 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,23 +34,37 @@ class Link:
 
 @dataclass(frozen=True)
 class Selection:
-    """`veth`: the host end of every pod's veth. `names`: interfaces by name."""
+    """`veth`: the host end of every pod's veth. `used`: what table entries name. `names`: interfaces by name.
+
+    `never`: interfaces by name that another hook has.
+    """
 
     veth: bool
     names: frozenset[str]
+    used: bool = False
+    never: frozenset[str] = frozenset()
 
     @classmethod
-    def parse(cls, words: Iterable[str]) -> Selection:
-        """From the words of --attach: `veth`, `none`, or interface names."""
-        words = [word for item in words for word in item.split(",") if word]
-        return cls("veth" in words, frozenset(word for word in words if word not in ("veth", "none")))
+    def parse(cls, words: Iterable[str], never: Iterable[str] = ()) -> Selection:
+        """From the words of --attach, also joined by commas: `veth`, `none`, or interface names.
 
-    def wanted(self, links: Iterable[Link]) -> dict[int, str]:
-        """ifindex -> name of the interfaces to attach."""
+        Unless it is `none`, ports that table entries name are attached, too: an uplink to a PS on another node.
+        """
+        words = [word for item in words for word in item.split(",") if word]
+        names = frozenset(word for word in words if word not in ("veth", "none"))
+        return cls("veth" in words, names, words != ["none"], frozenset(never))
+
+    def wanted(self, links: Iterable[Link], used: Container[int]) -> dict[int, str]:
+        """ifindex -> name of the interfaces to attach; `used` are the ports of the tables."""
         return {
             link.ifindex: link.name
             for link in links
-            if link.name in self.names or (self.veth and link.kind == "veth" and link.foreign_peer)
+            if link.name not in self.never
+            and (
+                link.name in self.names
+                or (self.veth and link.kind == "veth" and link.foreign_peer)
+                or (self.used and link.ifindex in used)
+            )
         }
 
 
@@ -81,8 +95,17 @@ class PortKeeper:
     Netlink link messages are a hint to look again; what counts is the dump. A dump also runs every 10 s.
     """
 
-    def __init__(self, label: str, hook: Hook, selection: Selection) -> None:
+    def __init__(
+        self,
+        label: str,
+        hook: Hook,
+        selection: Selection,
+        used: Callable[[], Container[int]] = frozenset,
+    ) -> None:
+        """`used` tells the ports that table entries name now."""
         self.label = label
+        self._used = used
+        self._changed = asyncio.Event()
         self._hook = hook
         self._selection = selection
         self._attached: dict[int, str] = {}
@@ -101,7 +124,7 @@ class PortKeeper:
 
     def reconcile(self, links: Iterable[Link]) -> None:
         """Attach what is selected and there, forget what is gone."""
-        wanted = self._selection.wanted(links)
+        wanted = self._selection.wanted(links, self._used())
         for ifindex in sorted(set(self._attached) - set(wanted)):
             name = self._attached.pop(ifindex)
             self._detach(ifindex, name)
@@ -137,10 +160,14 @@ class PortKeeper:
             self._detach(ifindex, name)
         self._attached.clear()
 
+    def poke(self) -> None:
+        """Table entries changed: look again."""
+        self._changed.set()
+
     async def run(self) -> None:
         """Follow the interfaces until cancelled."""
         loop = asyncio.get_running_loop()
-        changed = asyncio.Event()
+        changed = self._changed
         events = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, socket.NETLINK_ROUTE)
         events.bind((0, RTMGRP_LINK))
 

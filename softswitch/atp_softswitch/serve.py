@@ -7,11 +7,12 @@ import argparse
 import asyncio
 import logging
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from .httpd import HealthServer
+from .httpd import HealthServer, Pulse
 from .library import SwitchLibrary, find_library, find_object_dir
 from .metrics import SwitchCollector
 from .pipeline import contract_path, load_p4info
@@ -61,12 +62,14 @@ class _RatedHook:
         self._hook.detach(ifindex)
 
 
-def _keepers(options: argparse.Namespace, library: SwitchLibrary) -> list[PortKeeper]:
+def _keepers(
+    options: argparse.Namespace, library: SwitchLibrary, used: Callable[[], frozenset[int]]
+) -> list[PortKeeper]:
     if options.mode == "relay":
         return []
     words = options.attach or (["veth"] if options.mode == "tc" else ["none"])
     rated = (library, options.port_rate, options.port_threshold)
-    keepers = [PortKeeper("tc", _RatedHook(_TcHook(library), *rated), Selection.parse(words))]
+    keepers = [PortKeeper("tc", _RatedHook(_TcHook(library), *rated), Selection.parse(words, options.xdp), used)]
     if options.xdp:
         names = Selection(False, frozenset(options.xdp))
         keepers.append(PortKeeper("xdp", _RatedHook(_XdpHook(library), *rated), names))
@@ -109,17 +112,21 @@ async def serve(options: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     try:
-        keepers = _keepers(options, library)
         if options.mode == "relay":
             library.start_relay(options.relay_address, options.relay_port)
-        service = P4RuntimeService(library, load_p4info(options.p4info or contract_path()), options.device_id)
+
+        def changed() -> None:
+            for keeper in keepers:
+                keeper.poke()
+
+        contract = load_p4info(options.p4info or contract_path())
+        service = P4RuntimeService(library, contract, options.device_id, changed)
+        keepers = _keepers(options, library, lambda: service.device.ports() if service.device else frozenset())
         server, port = await start(service, options.listen)
         sweeper = _Sweeper(library, options.sweep_seconds)
         background = [asyncio.create_task(keeper.run()) for keeper in keepers]
         if options.sweep_seconds > 0:
             background.append(asyncio.create_task(sweeper.run()))
-        for task in background:
-            task.add_done_callback(lambda _: stop.set())
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         registry.register(
@@ -135,7 +142,11 @@ async def serve(options: argparse.Namespace) -> int:
             missing = [name for keeper in keepers for name in keeper.missing]
             return not missing, f"not attached: {', '.join(missing)}" if missing else "ready"
 
-        http = HealthServer(options.health_listen, registry, lambda: (True, "alive"), ready)
+        pulse = Pulse()
+        background.append(asyncio.create_task(pulse.run()))
+        http = HealthServer(options.health_listen, registry, pulse.check, ready)
+        for task in background:
+            task.add_done_callback(lambda _: stop.set())
         log.info(
             "serving",
             extra={

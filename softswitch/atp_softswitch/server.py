@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -109,7 +109,15 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     All state is touched in the event loop's thread only.
     """
 
-    def __init__(self, dataplane: Dataplane, contract: p4i.P4Info, device_id: int = 1) -> None:
+    def __init__(
+        self,
+        dataplane: Dataplane,
+        contract: p4i.P4Info,
+        device_id: int = 1,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_change` is called after entries of the committed pipeline may have changed."""
+        self._on_change = on_change
         self._dataplane = dataplane
         self._contract = contract
         self._arbiter = Arbiter(device_id)
@@ -263,6 +271,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         except P4RuntimeError as error:
             log.warning("pipeline config refused", extra={"code": error.code.name, "reason": error.message})
             await _abort(context, error)
+        self._on_change()
         action = _SetRequest.Action.Name(request.action)
         log.info("pipeline config", extra={"action": action, "cookie": request.config.cookie.cookie})
         return p4r.SetForwardingPipelineConfigResponse()
@@ -311,6 +320,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             results = self._current().device.write(list(request.updates), request.atomicity)
         except P4RuntimeError as error:
             await _abort(context, error)
+        self._on_change()
         failed = [result for result in results if result is not None]
         if failed:
             log.warning("write failed", extra={"failed": len(failed), "first": str(failed[0])})

@@ -20,7 +20,7 @@ from . import log as logs
 from .codec import Codec, contract_path
 from .driver import Driver, Facts
 from .host_veth import HostVethPorts
-from .httpd import HealthServer
+from .httpd import HealthServer, Pulse
 from .metrics import AgentCollector
 from .planner import EndpointKey, Limits, Port
 from .reconciler import Reconciler, Settings
@@ -130,7 +130,9 @@ async def _serve(options: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     server, port = await start(SwitchAgentService(reconciler, options.allow_client), options.listen, credentials)
+    pulse = Pulse()
     tasks = [
+        asyncio.create_task(pulse.run()),
         asyncio.create_task(driver.run()),
         asyncio.create_task(reconciler.run()),
         asyncio.create_task(reconciler.sample(options.sample_seconds)),
@@ -142,7 +144,7 @@ async def _serve(options: argparse.Namespace) -> int:
     registry.register(AgentCollector(reconciler))
     # Ready means: the operator can ask. That the switch is away is part of the answer, not a reason to be
     # unreachable.
-    http = HealthServer(options.health_listen, registry, lambda: (True, "alive"), lambda: (True, "ready"))
+    http = HealthServer(options.health_listen, registry, pulse.check, lambda: (True, "ready"))
     log.info(
         "serving",
         extra={

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -11,6 +13,27 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 Check = Callable[[], tuple[bool, str]]
+
+
+class Pulse:
+    """Beats in the event loop, so that a loop that hangs shows in /healthz, which another thread serves."""
+
+    PERIOD_SECONDS = 1.0
+    DEAD_SECONDS = 20.0
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    async def run(self) -> None:
+        """Beat until cancelled."""
+        while True:
+            self._last = time.monotonic()
+            await asyncio.sleep(self.PERIOD_SECONDS)
+
+    def check(self) -> tuple[bool, str]:
+        """Whether the loop has beaten lately."""
+        age = time.monotonic() - self._last
+        return age < self.DEAD_SECONDS, "alive" if age < self.DEAD_SECONDS else f"no pulse for {age:.0f} s"
 
 
 class HealthServer:

@@ -98,6 +98,7 @@ class Reconciler:
         self._passes_done = 0
         self._done = asyncio.Condition()
         self._changed = asyncio.Condition()
+        self._answers: dict[EndpointKey, Resolution] = {}
         self._announced: api.ObservedState | None = None
         self._last: api.Telemetry | None = None
 
@@ -239,10 +240,15 @@ class Reconciler:
         while True:
             try:
                 await self._resolver.changed()
-            except ValueError as error:
+                wanted = {key for job in self._desired.jobs for key in endpoints(job)} if self._desired else set()
+                answers = dict(await self._resolver.resolve(wanted))
+            except (OSError, ValueError) as error:
                 log.error("ports: %s", error)
+                await asyncio.sleep(1.0)
                 continue
-            self._wake.set()
+            # Hosts are restless; only another answer is worth a pass.
+            if answers != self._answers:
+                self._wake.set()
 
     async def _pass(self) -> None:
         try:
@@ -314,7 +320,8 @@ class Reconciler:
 
     async def _plan(self, desired: api.DesiredState, outcomes: dict[int, _Outcome]) -> dict[int, list[Entry]]:
         wanted = {key for job in desired.jobs for key in endpoints(job)}
-        ports = _Ports(await self._resolver.resolve(wanted))
+        self._answers = dict(await self._resolver.resolve(wanted))
+        ports = _Ports(self._answers)
         plans: dict[int, list[Entry]] = {}
         for job in desired.jobs:
             missing = ports.missing(job)

@@ -89,10 +89,7 @@ async def start(
     )
     api_grpc.add_SwitchAgentServicer_to_server(service, server)
     try:
-        if credentials is None:
-            port = server.add_insecure_port(listen)
-        else:
-            port = server.add_secure_port(listen, credentials)
+        port = server.add_secure_port(listen, credentials) if credentials else server.add_insecure_port(listen)
     except RuntimeError as error:
         raise OSError(f"cannot listen on {listen}: {error}") from error
     await server.start()

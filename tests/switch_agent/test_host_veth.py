@@ -272,7 +272,16 @@ class TestTc:
         ip("-n", node.name, "link", "del", "vethb2")
         until(lambda: any("PENDING" in str(line.get("jobs")) for line in agent.lines))
         until(lambda: any(line["message"] == "detached" for line in switch.lines))
-        assert agent.stop() == 0
-        assert switch.stop() == 0
-        shown = node.run("tc", "filter", "show", "dev", "vethb0", "ingress").stdout
-        assert "bpf" not in shown, "detached at the end"
+        del job.members[2]
+        wanted.generation = 2
+        assert apply().observed.in_sync
+        with node.socket(workers[0]) as worker, node.socket(server) as receiver:
+            receiver.settimeout(0.3)
+            worker.sendto(gradient(0, 20, [1] * 62), (server, 10800))
+            with pytest.raises(TimeoutError):
+                receiver.recv(4096)  # the switch keeps it until the other worker's comes
+            assert agent.stop() == 0
+            assert switch.stop() == 0
+            worker.sendto(gradient(0, 21, [1] * 62), (server, 10800))
+            receiver.settimeout(3)
+            assert receiver.recv(4096)[:4] == struct.pack(">I", 7 << 24 | 21), "detached: ordinary traffic"

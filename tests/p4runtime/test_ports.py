@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which interfaces are attached, as they come and go. The real hooks: tests/switch_agent/test_host_veth.py."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from atp_softswitch.errors import DataplaneError
+from atp_softswitch.ports import Link, PortKeeper, Selection
+
+POD = Link(11, "veth1", "veth", True)
+LOCAL_VETH = Link(12, "veth2", "veth", False)
+NIC = Link(2, "eth0", "", False)
+BRIDGE = Link(5, "cni0", "bridge", False)
+LINKS = [POD, LOCAL_VETH, NIC, BRIDGE]
+
+
+class Hook:
+    """Remembers what is attached; `errors` by ifindex."""
+
+    def __init__(self) -> None:
+        self.attached: set[int] = set()
+        self.errors: dict[int, int] = {}
+
+    def attach(self, ifindex: int) -> None:
+        if ifindex in self.errors:
+            raise DataplaneError("attach", self.errors[ifindex], "refused")
+        assert ifindex not in self.attached
+        self.attached.add(ifindex)
+
+    def detach(self, ifindex: int) -> None:
+        self.attached.remove(ifindex)
+        if ifindex in self.errors:
+            raise DataplaneError("detach", self.errors[ifindex], "gone")
+
+
+@pytest.mark.parametrize(
+    ("words", "used", "wanted"),
+    [
+        (["veth"], set(), {11}),
+        (["veth"], {2, 99}, {11, 2}),
+        (["none"], {2}, set()),
+        (["eth0"], set(), {2}),
+        (["veth,eth0"], set(), {11, 2}),
+        (["veth", "eth0"], set(), {11, 2}),
+    ],
+)
+def test_selection(words: list[str], used: set[int], wanted: set[int]) -> None:
+    assert set(Selection.parse(words).wanted(LINKS, used)) == wanted
+
+
+def test_what_xdp_has_tc_leaves_alone() -> None:
+    assert set(Selection.parse(["veth"], never=["eth0"]).wanted(LINKS, {2})) == {11}
+
+
+def test_interfaces_come_and_go() -> None:
+    hook, used = Hook(), set[int]()
+    keeper = PortKeeper("tc", hook, Selection.parse(["veth"]), lambda: used)
+    keeper.reconcile(LINKS)
+    assert hook.attached == {11}
+    keeper.reconcile([*LINKS, Link(13, "veth3", "veth", True)])
+    assert hook.attached == {11, 13}
+    used.add(NIC.ifindex)
+    keeper.reconcile(LINKS)
+    assert hook.attached == {11, 2}
+    used.clear()
+    hook.errors[11] = errno.ENODEV  # it vanished, and its hook with it
+    keeper.reconcile([NIC])
+    assert hook.attached == set() and not keeper.attached
+    hook.errors.clear()
+    keeper.reconcile(LINKS)
+    keeper.close()
+    assert hook.attached == set()
+
+
+def test_a_refused_interface_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    hook = Hook()
+    keeper = PortKeeper("tc", hook, Selection.parse(["veth", "eth0"]))
+    hook.errors[NIC.ifindex] = errno.EPERM
+    keeper.reconcile(LINKS)
+    keeper.reconcile(LINKS)
+    assert keeper.missing == ["eth0"]
+    assert [record.message for record in caplog.records].count("cannot attach") == 1, "said once"
+    hook.errors.clear()
+    keeper.reconcile(LINKS)
+    assert keeper.missing == [] and hook.attached == {11, 2}
