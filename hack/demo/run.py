@@ -125,9 +125,8 @@ def apply_example(kube: Kube, name: str, image: str) -> None:
 
 def progress_line(job: dict[str, Any], training: Training, metrics: JobMetrics) -> str:
     status = job.get("status", {})
-    workers = job["spec"]["workers"]["replicas"]
     line = f"{status.get('phase', 'Pending'):<10} mode {status.get('mode', '-'):<8}"
-    line += f" workers {status.get('workers', {}).get('ready', 0)}/{workers}"
+    line += f" workers {status.get('workers', {}).get('summary') or '-'}"
     if training.epochs:
         last = training.epochs[-1]
         line += f"  epoch {last['epoch']:>3}  loss {last['loss']:.4f}"
