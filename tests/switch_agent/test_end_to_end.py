@@ -390,3 +390,82 @@ def test_no_tls_on_loopback_only(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             cli.main(["serve", "--switch-name", "sw", "--insecure-loopback", "--listen", listen])
         assert "needs a loopback --listen" in capsys.readouterr().err
+
+
+def test_two_levels(relay: Any, agent: Any, until: Any) -> None:
+    """Two racks of two workers behind switches of their own, a third worker beside the PS; one sum at the PS."""
+    top, racks = "127.77.1.1", ("127.77.1.2", "127.77.1.3")
+    workers = {
+        ("127.77.1.11", 0, 0): racks[0],
+        ("127.77.1.12", 0, 1): racks[0],
+        ("127.77.1.21", 1, 0): racks[1],
+        ("127.77.1.22", 1, 1): racks[1],
+        ("127.77.1.31", 2, 0): top,
+    }
+    stubs = {}
+    for number, address in enumerate((top, *racks)):
+        switch = relay(address, stale_ms=60_000)
+        stubs[address] = connect(agent(switch.started["p4runtime_port"], name=f"sw{number}"))
+
+    def base(**fields: Any) -> api.Job:
+        regions = [api.Region(start=0, size=256)]
+        return api.Job(job_id=JOB, epoch=1, uid="u", name="ns/j", values=VALUES, regions=regions, **fields)
+
+    # At the top, a rack is reached through its switch; there, the PS is reached through the top.
+    level1 = base(
+        members=[api.Member(rank=4, bit=2, edge=True, endpoint=api.Endpoint(address="127.77.1.31"))],
+        racks=[api.Rack(bit=bit, workers=2, uplink=api.Endpoint(address=address)) for bit, address in enumerate(racks)],
+        parameter_servers=[api.Endpoint(address=PS)],
+        multicast_group=1,
+    )
+    jobs = {top: level1}
+    for number, rack in enumerate(racks):
+        members = [
+            api.Member(rank=2 * number + bit, bit=bit, endpoint=api.Endpoint(address=address))
+            for (address, _, bit), behind in workers.items()
+            if behind == rack
+        ]
+        servers = [api.Endpoint(address=top)]
+        jobs[rack] = base(members=members, parameter_servers=servers, multicast_group=1)
+    for number, (address, wanted) in enumerate(jobs.items()):
+        state = api.DesiredState(switch_name=f"sw{number}", generation=1, writer="op", jobs=[wanted])
+        assert stubs[address].ApplyDesiredState(state, timeout=15).in_sync
+
+    with ExitStack() as stack:
+        sockets = {}
+        for address in (*(key[0] for key in workers), PS):
+            opened = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            opened.bind((address, PORT))
+            opened.settimeout(3)
+            sockets[address] = opened
+
+        for (address, rack, bit), behind in workers.items():
+            data = bytearray(packet(1, [10 * rack + bit + 1] * VALUES, bitmap0=1 << bit, bitmap1=1 << rack, fan_in0=2))
+            # Beside the PS, a worker is a rack of one and enters level 1 directly.
+            flags = (1 << 27 | 1 << 21 if behind == top else 2 << 27) | 3 << 22 | 100
+            data[12:16] = struct.pack(">I", flags)
+            sockets[address].sendto(data, (behind, PORT))
+        _, _, bitmap1, flags, values = unpack(sockets[PS].recv(4096))
+        assert bitmap1 == 0b111 and flags >> 21 & 1
+        assert values == [1 + 2 + 11 + 12 + 21] * VALUES
+        sockets[PS].sendto(packet(1, values, bitmap1=0b111, ack=True), (top, PORT))
+        for address, _, _ in workers:
+            assert unpack(sockets[address].recv(4096))[4] == values
+
+        # A rack's switch may not speak for another rack, nor with more workers than it has.
+        foreign = packet(2, [1] * VALUES, bitmap0=1, bitmap1=1 << 1, fan_in0=2)
+        beyond = packet(3, [1] * VALUES, bitmap0=1 << 2, bitmap1=1, fan_in0=2)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as uplink:
+            uplink.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            uplink.bind((racks[0], 0))
+            for data in (foreign, beyond):
+                uplink.sendto(data, (top, PORT))
+        told = until(lambda: _rejected(stubs[top], 2))
+        assert told["rejected_bit"] == 2
+        assert (told["aggregated"], told["completed"], told["acks"]) == (3, 1, 1)
+
+
+def _rejected(stub: api_grpc.SwitchAgentStub, count: int) -> dict[str, int] | None:
+    told = next(iter(stub.StreamTelemetry(api.TelemetryRequest(period_seconds=1), timeout=15)))
+    counters = {item.job_id: dict(item.counters) for item in told.jobs}[JOB]
+    return counters if counters["rejected_bit"] >= count else None
