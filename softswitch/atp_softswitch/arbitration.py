@@ -13,8 +13,8 @@ from .errors import Code, P4RuntimeError
 class Notice:
     """A MasterArbitrationUpdate that the server owes to one session.
 
-    `election_id`: the highest that the server has received for the role, None if it has received none.
-    `code`: OK for the primary, ALREADY_EXISTS for a backup, NOT_FOUND when there is no primary.
+    `election_id`: the highest that the server has received for the role, None if it has received none. `code`: OK
+    for the primary, ALREADY_EXISTS for a backup, NOT_FOUND when there is no primary.
     """
 
     session: int
@@ -41,9 +41,8 @@ class Arbiter:
     def update(self, session: int, device_id: int, role: str, election_id: int | None) -> list[Notice]:
         """A session says who it wants to be. Election ID None (or 0) never becomes primary.
 
-        Raises NOT_FOUND for another device, FAILED_PRECONDITION for a changed role, INVALID_ARGUMENT for
-        an election
-        ID that another session of the role has; the stream ends in each case.
+        Raises NOT_FOUND for another device, FAILED_PRECONDITION for a changed role, INVALID_ARGUMENT for an
+        election ID that another session of the role has; the stream ends in each case.
         """
         if device_id != self.device_id:
             raise P4RuntimeError(
@@ -83,8 +82,7 @@ class Arbiter:
         return self._notices(role, state)
 
     def check(self, device_id: int, role: str, election_id: int | None) -> None:
-        """Raises PERMISSION_DENIED unless a request with this election ID comes from the primary of its
-        role."""
+        """Raises PERMISSION_DENIED unless a request with this election ID comes from the primary of its role."""
         if device_id != self.device_id:
             raise P4RuntimeError(
                 Code.NOT_FOUND, f"device_id {device_id} is not served here; this switch is {self.device_id}"

@@ -34,8 +34,7 @@ class JobConfig:
 
 @dataclass(frozen=True)
 class Replica:
-    """One copy of an ACK: egress port, and the destination written into it. `dst_port` 0 leaves the UDP
-    port."""
+    """One copy of an ACK: egress port, and the destination written into it. `dst_port` 0 leaves the UDP port."""
 
     port: int
     dst_mac: int

@@ -52,9 +52,8 @@ class _Undo:
 class Device:
     """Tables, multicast groups and counters of one switch, and its data path.
 
-    Not safe for use from several threads. The data path holds no entry that the tables do not hold, and a
-    job is known to
-    it exactly while the table `job` has it and the table `region` has a range for it.
+    Not safe for use from several threads. The data path holds no entry that the tables do not hold, and a job is
+    known to it exactly while the table `job` has it and the table `region` has a range for it.
     """
 
     def __init__(self, pipeline: Pipeline, dataplane: Dataplane, clock: Callable[[], float] = time.monotonic) -> None:
@@ -113,9 +112,8 @@ class Device:
     ) -> list[P4RuntimeError | None]:
         """Apply a batch in order; one result an update, None for success.
 
-        CONTINUE_ON_ERROR tries each one. ROLLBACK_ON_ERROR stops at the first error and takes the others
-        back, which
-        are reported ABORTED. DATAPLANE_ATOMIC raises UNIMPLEMENTED.
+        CONTINUE_ON_ERROR tries each one. ROLLBACK_ON_ERROR stops at the first error and takes the others back,
+        which are reported ABORTED. DATAPLANE_ATOMIC raises UNIMPLEMENTED.
         """
         if atomicity == p4r.WriteRequest.DATAPLANE_ATOMIC:
             raise P4RuntimeError(Code.UNIMPLEMENTED, "DATAPLANE_ATOMIC is not offered; use ROLLBACK_ON_ERROR")

@@ -48,8 +48,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class GroupReplica:
-    """One replica of a multicast group. `port_bytes`: written as the bytes field `port`, read back in the
-    same form."""
+    """One replica of a multicast group. `port_bytes`: written as the bytes field `port`, read back in the same
+    form."""
 
     port: int
     instance: int

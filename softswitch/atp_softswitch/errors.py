@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of the P4Runtime service, as gRPC canonical codes (P4Runtime 1.4, section "Error Reporting
-Messages")."""
+"""Errors of the P4Runtime service, as gRPC canonical codes (P4Runtime 1.4, section "Error Reporting Messages")."""
 
 from __future__ import annotations
 

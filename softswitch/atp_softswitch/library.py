@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import itertools
 import os
 import threading
@@ -99,13 +100,21 @@ _SIGNATURES: dict[str, list[Any]] = {
 }
 
 
+def _advice(number: int, values: int, object_dir: Path | None) -> str:
+    """What to do when the BPF data path cannot be opened."""
+    if number in (errno.EPERM, errno.EACCES):
+        return "; BPF needs the capabilities BPF, NET_ADMIN and PERFMON"
+    if number == errno.ENOENT:
+        return f"; the BPF object for {values} values is not in {object_dir}: name its folder with --object-dir"
+    return ""
+
+
 def _build_directory() -> Path:
     return Path(__file__).resolve().parents[1] / "build"
 
 
 def find_library(option: str | None = None) -> Path:
-    """Where libatp_switch.so is: the option, $ATP_SWITCH_LIBRARY, the source tree's build, the system's
-    libraries.
+    """Where libatp_switch.so is: the option, $ATP_SWITCH_LIBRARY, the source tree's build, the system's libraries.
 
     Raises FileNotFoundError with the places that were tried.
     """
@@ -125,8 +134,7 @@ def find_library(option: str | None = None) -> Path:
 
 
 def find_object_dir(option: str | None, library: Path) -> Path:
-    """Where the compiled BPF objects are: the option, $ATP_SWITCH_OBJECT_DIR, atp/ beside the library, its
-    folder."""
+    """Where the compiled BPF objects are: the option, $ATP_SWITCH_OBJECT_DIR, atp/ beside the library, its folder."""
     named = option or os.environ.get(ENV_OBJECT_DIR)
     if named:
         return Path(named)
@@ -171,7 +179,7 @@ class SwitchLibrary:
         opener = "atp_switch_open_bpf" if bpf else "atp_switch_open_native"
         status = getattr(self._lib, opener)(byref(options), byref(self._handle))
         if status < 0:
-            raise DataplaneError(opener, -status, os.strerror(-status))
+            raise DataplaneError(opener, -status, os.strerror(-status) + _advice(-status, values, object_dir))
 
     @property
     def target(self) -> str:

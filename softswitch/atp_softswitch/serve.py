@@ -77,8 +77,7 @@ def _keepers(
 
 
 class _Sweeper:
-    """Frees stale aggregators on a timer. For hygiene and metrics only: the data path reclaims them
-    lazily."""
+    """Frees stale aggregators on a timer. For hygiene and metrics only: the data path reclaims them lazily."""
 
     def __init__(self, library: SwitchLibrary, period: float) -> None:
         self._library = library

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The P4Runtime 1.x service: streams, pipeline configuration, writes and reads. Thin; the state is in
-`device`."""
+"""The P4Runtime 1.x service: streams, pipeline configuration, writes and reads. Thin; the state is in `device`."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class _StagedDataplane:
-    """Takes every change and does nothing: what is written between VERIFY_AND_SAVE and COMMIT has no data
-    path yet."""
+    """Takes every change and does nothing: what is written between VERIFY_AND_SAVE and COMMIT has no data path yet."""
 
     def __init__(self, live: Dataplane) -> None:
         self._live = live
@@ -84,8 +82,7 @@ def _role_name(role: str, role_id: int) -> str:
 
 
 def _error_details(results: Iterable[P4RuntimeError | None]) -> rpc_status.Status:
-    """The status of a failed batch: one p4.v1.Error an update, in order (section "Write RPC", error
-    reporting)."""
+    """The status of a failed batch: one p4.v1.Error an update, in order (section "Write RPC", error reporting)."""
     status = rpc_status.Status(code=Code.UNKNOWN, message="some updates of the batch failed; see the details")
     for result in results:
         error = p4r.Error(canonical_code=Code.OK)
@@ -103,8 +100,7 @@ async def _abort(context: Context, error: P4RuntimeError) -> NoReturn:
 
 
 class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
-    """One switch. Tables are empty and no pipeline is loaded at start: a controller must push it, and its
-    state.
+    """One switch. Tables are empty and no pipeline is loaded at start: a controller must push it, and its state.
 
     All state is touched in the event loop's thread only.
     """
@@ -375,8 +371,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
 async def start(service: P4RuntimeService, listen: str) -> tuple[grpc.aio.Server, int]:
     """Serve on host:port without TLS and return (server, port).
 
-    P4Runtime has no authentication here, so the address should be loopback. Raises OSError if it cannot be
-    bound.
+    P4Runtime has no authentication here, so the address should be loopback. Raises OSError if it cannot be bound.
     """
     server = grpc.aio.server(
         options=(

@@ -30,8 +30,7 @@ class Codec:
     """One pipeline: p4info, device configuration, cookie, and the translation of entries."""
 
     def __init__(self, p4info_path: Path, device_config: Path | None = None) -> None:
-        """Raises OSError or text_format.ParseError, and ValueError if the p4info lacks a table of the
-        contract."""
+        """Raises OSError or text_format.ParseError, and ValueError if the p4info lacks a table of the contract."""
         self.p4info = text_format.Parse(p4info_path.read_text(encoding="utf-8"), p4i.P4Info())
         # The software switch needs no device configuration, but a client of it may not send an empty one.
         self.device_config = device_config.read_bytes() if device_config else b"atp"

@@ -48,8 +48,7 @@ class SwitchLost(Exception):
 
 @dataclass(frozen=True)
 class Link:
-    """The stream to the switch. `session` grows each time the agent becomes primary on a new or regained
-    stream."""
+    """The stream to the switch. `session` grows each time the agent becomes primary on a new or regained stream."""
 
     connected: bool
     primary: bool
@@ -85,11 +84,9 @@ def describe(error: grpc.RpcError) -> str:
 class Driver:
     """Keeps one stream to a P4Runtime server open, as primary if it can.
 
-    Election IDs: `election_id` at first (default: the time in milliseconds, so that a restarted agent
-    outbids its
-    predecessor). The agent does not outbid a higher one that is connected; when that one leaves, the agent
-    takes over
-    with the highest ID seen.
+    Election IDs: `election_id` at first (default: the time in milliseconds, so that a restarted agent outbids its
+    predecessor). The agent does not outbid a higher one that is connected; when that one leaves, the agent takes
+    over with the highest ID seen.
     """
 
     def __init__(
@@ -222,8 +219,7 @@ class Driver:
             raise SwitchLost("NotMaster", describe(error)) from error
 
     async def facts(self) -> Facts:
-        """What the switch can hold, if its server says so in Capabilities.experimental; other servers say
-        nothing."""
+        """What the switch can hold, if its server says so in Capabilities.experimental; other servers say nothing."""
         stub = self._ready(primary=False)
         try:
             reply = await stub.Capabilities(p4r.CapabilitiesRequest(device_id=self._device_id), timeout=_RPC_SECONDS)
@@ -243,8 +239,7 @@ class Driver:
         )
 
     async def ensure_pipeline(self) -> bool:
-        """Push the pipeline unless the switch runs it already. True if it was pushed: all tables are empty
-        then."""
+        """Push the pipeline unless the switch runs it already. True if it was pushed: all tables are empty then."""
         stub = self._ready(primary=True)
         request = p4r.GetForwardingPipelineConfigRequest(
             device_id=self._device_id, response_type=p4r.GetForwardingPipelineConfigRequest.COOKIE_ONLY

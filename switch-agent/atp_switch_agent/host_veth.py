@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ports of pods on this host: address -> route -> neighbour -> bridge port, or the interface of the route
-itself.
+"""Ports of pods on this host: address -> route -> neighbour -> bridge port, or the interface of the route itself.
 
-Read only. A pod behind a bridge (bridge, flannel CNI) is found by its MAC in the bridge's forwarding
-table; a pod with a
-/32 route (ptp, Calico) is behind the interface of that route; an address elsewhere is behind the uplink.
+Read only. A pod behind a bridge (bridge, flannel CNI) is found by its MAC in the bridge's forwarding table; a pod
+with a /32 route (ptp, Calico) is behind the interface of that route; an address elsewhere is behind the uplink.
 """
 
 from __future__ import annotations
@@ -130,8 +128,7 @@ def read_route(netlink: Any, address: str) -> Route | None:
 
 
 def provoke(addresses: Collection[str]) -> None:
-    """Send one datagram to the discard port of each address: the host then asks ARP, and the bridge
-    learns."""
+    """Send one datagram to the discard port of each address: the host then asks ARP, and the bridge learns."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.setblocking(False)
         for address in addresses:
@@ -150,9 +147,8 @@ def _netlink() -> Iterator[Any]:
 class HostVethPorts:
     """Resolves with the tables of this network namespace (run with hostNetwork). Port numbers are ifindexes.
 
-    An end point's own `port` comes first. While a neighbour entry is gone (it aged out) the last answer
-    holds, as long
-    as the interface does and the bridge does not say otherwise.
+    An end point's own `port` comes first. While a neighbour entry is gone (it aged out) the last answer holds, as
+    long as the interface does and the bridge does not say otherwise.
     """
 
     def __init__(self) -> None:

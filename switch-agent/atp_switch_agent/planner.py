@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure planning: desired state -> checked jobs -> entries -> ordered updates. No clock, no switch, no
-network."""
+"""Pure planning: desired state -> checked jobs -> entries -> ordered updates. No clock, no switch, no network."""
 
 from __future__ import annotations
 
@@ -174,8 +173,7 @@ def _validate_endpoint(endpoint: api.Endpoint, label: str) -> None:
 
 
 def owner_mark(job: api.Job) -> bytes:
-    """Metadata of the job entry: whose it is. Another uid or epoch is another job, also with equal
-    entries."""
+    """Metadata of the job entry: whose it is. Another uid or epoch is another job, also with equal entries."""
     return f"{job.uid}/{job.epoch}".encode()
 
 
@@ -272,8 +270,7 @@ Batch = tuple[Update, ...]
 
 @dataclass(frozen=True)
 class Diff:
-    """Batches in order; a server may reorder within a batch. `resets`: job IDs that start anew after
-    `removals`."""
+    """Batches in order; a server may reorder within a batch. `resets`: job IDs that start anew after `removals`."""
 
     removals: tuple[Batch, ...]
     additions: tuple[Batch, ...]
@@ -309,13 +306,10 @@ def diff(now: State, wanted: State) -> Diff:
     """Updates that turn `now` into `wanted`.
 
     In every state in between, in whatever order a server takes a batch:
-    - admission, transit and PS ports of a job exist only while the job does, and belong to the job (owner,
-    epoch) that
-      the job entry names;
-    - a job has no region that it does not have in `now` or in `wanted`, and none of `now` after its owner
-    changed;
-    - the multicast group that a job names exists with all its rewrites, and no group of one job serves
-    another.
+    - admission, transit and PS ports of a job exist only while the job does, and belong to the job (owner, epoch)
+      that the job entry names;
+    - a job has no region that it does not have in `now` or in `wanted`, and none of `now` after its owner changed;
+    - the multicast group that a job names exists with all its rewrites, and no group of one job serves another.
     """
     kept = _kept_jobs(now, wanted)
     kept_groups = {entry.params[3] for entry in kept.values()}

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The level-triggered loop: desired state and port answers in, the switch's entries out, and what really
-holds."""
+"""The level-triggered loop: desired state and port answers in, the switch's entries out, and what really holds."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class StaleGeneration(Exception):
 
 @dataclass
 class Settings:
-    """Of one agent. `facts` are what the command line says of the switch; the switch's own word comes
-    second."""
+    """Of one agent. `facts` are what the command line says of the switch; the switch's own word comes second."""
 
     switch_name: str
     facts: Facts = field(default_factory=Facts)

@@ -24,8 +24,7 @@ log = logging.getLogger("atp_switch_agent.service")
 
 
 class SwitchAgentService(api_grpc.SwitchAgentServicer):
-    """See switchagent.proto. `clients`: names (SAN or CN) that may call; empty: every certificate of the
-    CA."""
+    """See switchagent.proto. `clients`: names (SAN or CN) that may call; empty: every certificate of the CA."""
 
     def __init__(self, reconciler: Reconciler, clients: Collection[str] = ()) -> None:
         self._reconciler = reconciler
