@@ -48,7 +48,9 @@ fn float(flavour: Flavour, h: u64) -> f32 {
 fn integer(flavour: Flavour, h: u64) -> i32 {
     match flavour {
         Flavour::Small => h as i32 >> 12,
-        Flavour::Special if (h >> 32).is_multiple_of(512) => [i32::MAX, i32::MIN, i32::MAX - 1, i32::MIN + 1][(h >> 41 & 3) as usize],
+        Flavour::Special if (h >> 32).is_multiple_of(512) => {
+            [i32::MAX, i32::MIN, i32::MAX - 1, i32::MIN + 1][(h >> 41 & 3) as usize]
+        }
         Flavour::Large if (h >> 32).is_multiple_of(256) => h as i32,
         Flavour::Large | Flavour::Special => h as i32 >> 12,
     }
@@ -150,7 +152,13 @@ impl Expected {
                 let range = c * values..((c + 1) * values).min(op.count);
                 let must = !encodable[c] || sum[range.clone()].iter().any(|s| !inside(*s));
                 let may = range.clone().any(|i| !inside(positive[i]) || !inside(sum[i] - positive[i]));
-                rules.push(if must { Rule::Raw } else if may { Rule::Either } else { Rule::Fixed });
+                rules.push(if must {
+                    Rule::Raw
+                } else if may {
+                    Rule::Either
+                } else {
+                    Rule::Fixed
+                });
                 let mut bytes = Vec::new();
                 if must || may {
                     let parts: Vec<Vec<u8>> = (0..ranks)

@@ -85,7 +85,10 @@ impl Flow {
         while self.outstanding.front().is_some_and(|o| o.2) {
             self.outstanding.pop_front();
         }
-        while self.outstanding.len() > 3 && !self.outstanding[0].2 && self.outstanding.iter().filter(|o| o.2).take(3).count() == 3 {
+        while self.outstanding.len() > 3
+            && !self.outstanding[0].2
+            && self.outstanding.iter().filter(|o| o.2).take(3).count() == 3
+        {
             if let Some((_, sent_at, _)) = self.outstanding.pop_front() {
                 self.losses += 1;
                 self.cut(sent_at, now);

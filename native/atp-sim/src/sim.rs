@@ -148,31 +148,92 @@ pub enum Action {
     StartJob(u32),
     /// Begin an epoch: new job ID, switches, processes.
     StartEpoch(u32),
-    StartEndpoint { job: u32, epoch: u32, index: u16 },
-    Submit { job: u32, epoch: u32, rank: u16 },
-    ProgramSwitch { tor: u32, job_id: u8 },
-    ForgetJob { tor: u32, job_id: u8 },
-    EndJob { job: u32 },
-    CheckLeak { job: u32, job_id: u8 },
+    StartEndpoint {
+        job: u32,
+        epoch: u32,
+        index: u16,
+    },
+    Submit {
+        job: u32,
+        epoch: u32,
+        rank: u16,
+    },
+    ProgramSwitch {
+        tor: u32,
+        job_id: u8,
+    },
+    ForgetJob {
+        tor: u32,
+        job_id: u8,
+    },
+    EndJob {
+        job: u32,
+    },
+    CheckLeak {
+        job: u32,
+        job_id: u8,
+    },
     /// The switch loses its memory and forwards again after the given time.
-    Reboot { tor: u32, off: Nanos, program_after: Nanos },
-    PowerOn { tor: u32, program_after: Nanos },
+    Reboot {
+        tor: u32,
+        off: Nanos,
+        program_after: Nanos,
+    },
+    PowerOn {
+        tor: u32,
+        program_after: Nanos,
+    },
     /// The switch forgets one random job, and maybe learns it again.
-    StopAggregating { tor: u32, pick: u64, back_after: Option<Nanos> },
+    StopAggregating {
+        tor: u32,
+        pick: u64,
+        back_after: Option<Nanos>,
+    },
     /// The agent writes everything again.
-    Reprogram { tor: u32 },
+    Reprogram {
+        tor: u32,
+    },
     /// All aggregators are lost, the tables stay.
-    ClearAggregators { tor: u32 },
-    Sweep { tor: u32, every: Nanos },
-    KillWorker { job: u32, rank: u16, restart_after: Option<Nanos> },
-    KillServer { job: u32, shard: u16, restart_after: Option<Nanos> },
+    ClearAggregators {
+        tor: u32,
+    },
+    Sweep {
+        tor: u32,
+        every: Nanos,
+    },
+    KillWorker {
+        job: u32,
+        rank: u16,
+        restart_after: Option<Nanos>,
+    },
+    KillServer {
+        job: u32,
+        shard: u16,
+        restart_after: Option<Nanos>,
+    },
     /// A parameter server process starts again within its epoch.
-    Amnesia { job: u32, shard: u16 },
-    LinkDown { link: u32, time: Nanos },
-    LinkUp { link: u32 },
-    SetLink { link: u32, spec: LinkSpec },
-    Pause { host: u32, time: Nanos },
-    Resume { host: u32 },
+    Amnesia {
+        job: u32,
+        shard: u16,
+    },
+    LinkDown {
+        link: u32,
+        time: Nanos,
+    },
+    LinkUp {
+        link: u32,
+    },
+    SetLink {
+        link: u32,
+        spec: LinkSpec,
+    },
+    Pause {
+        host: u32,
+        time: Nanos,
+    },
+    Resume {
+        host: u32,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -195,7 +256,6 @@ pub struct Sim {
     pub clean: bool,
     pub tracer: Option<Tracer>,
     open_jobs: usize,
-    payload: usize,
     emits: Vec<Emit>,
     endpoint_totals: HashMap<&'static str, u64>,
     /// Time at which everything was over.
@@ -211,7 +271,7 @@ fn address(ip: u32) -> SocketAddrV4 {
 
 impl Sim {
     #[must_use]
-    pub fn new(net: Net, payload: usize) -> Self {
+    pub fn new(net: Net) -> Self {
         Self {
             net,
             tors: Vec::new(),
@@ -224,7 +284,6 @@ impl Sim {
             clean: false,
             tracer: None,
             open_jobs: 0,
-            payload,
             emits: Vec::new(),
             endpoint_totals: HashMap::new(),
             ended: 0,
@@ -658,7 +717,10 @@ impl Sim {
                     let left = t.switch.occupancy(job_id);
                     if left > 0 {
                         self.leaks += u64::from(left);
-                        self.violate("leak", format!("switch {tor} holds {left} aggregators of deleted job ID {job_id}"));
+                        self.violate(
+                            "leak",
+                            format!("switch {tor} holds {left} aggregators of deleted job ID {job_id}"),
+                        );
                     }
                 }
             }
@@ -949,8 +1011,7 @@ impl Sim {
         let places = self.places(spec);
         let host = |i: usize| &self.net.hosts[spec.workers[i] as usize];
         let ps_tor = self.net.hosts[spec.servers[0] as usize].tor;
-        let ps_ports: Vec<u32> =
-            spec.servers.iter().map(|h| Net::port(self.net.hosts[*h as usize].down)).collect();
+        let ps_ports: Vec<u32> = spec.servers.iter().map(|h| Net::port(self.net.hosts[*h as usize].down)).collect();
         let all: Vec<usize> = (0..spec.workers.len()).collect();
         let worker_tors: Vec<u32> = all.iter().map(|i| host(*i).tor).collect();
         let single = worker_tors.iter().all(|t| *t == ps_tor);
@@ -1052,8 +1113,7 @@ impl Sim {
         }
         let n = j.spec.workers.len() as u16;
         let (role, rank) = if index < n { (Role::Worker, index) } else { (Role::ParameterServer, index - n) };
-        let host =
-            if index < n { j.spec.workers[usize::from(rank)] } else { j.spec.servers[usize::from(rank)] };
+        let host = if index < n { j.spec.workers[usize::from(rank)] } else { j.spec.servers[usize::from(rank)] };
         let config = self.config(job, role, rank);
         let machine = match role {
             Role::Worker => Machine::Worker(Box::new(Worker::new(config).expect("role worker"))),
@@ -1116,7 +1176,10 @@ impl Sim {
         }
         let j = &mut self.jobs[job as usize];
         if event.token >> 32 != u64::from(epoch) || j.completed[r] != k || j.epoch != epoch {
-            let text = format!("job {job} rank {rank}: operation {k} ended out of turn or twice (completed {})", j.completed[r]);
+            let text = format!(
+                "job {job} rank {rank}: operation {k} ended out of turn or twice (completed {})",
+                j.completed[r]
+            );
             self.violate("twice", text);
             return;
         }
@@ -1217,7 +1280,8 @@ impl Sim {
         j.ended_at = now;
         let (linger, job_id) = (j.spec.linger, j.job_id);
         // All endpoints are gone within a millisecond or so; packets on the way, later.
-        let flight: Nanos = self.net.links.iter().map(|l| l.spec.late + l.spec.delay).max().unwrap_or(0) * 6 + 5_000_000;
+        let flight: Nanos =
+            self.net.links.iter().map(|l| l.spec.late + l.spec.delay).max().unwrap_or(0) * 6 + 5_000_000;
         let stale = self.tors.iter().map(|t| t.stale).max().unwrap_or(0);
         let endpoints = self.jobs[job as usize].endpoints.clone();
         for e in endpoints {

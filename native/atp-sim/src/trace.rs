@@ -109,8 +109,12 @@ impl Tracer {
             frame.extend_from_slice(&[0, 0]);
             frame.extend_from_slice(data);
             let mut record = Vec::with_capacity(16 + frame.len());
-            let words =
-                [(net.now / 1_000_000_000) as u32, (net.now % 1_000_000_000) as u32, frame.len() as u32, frame.len() as u32];
+            let words = [
+                (net.now / 1_000_000_000) as u32,
+                (net.now % 1_000_000_000) as u32,
+                frame.len() as u32,
+                frame.len() as u32,
+            ];
             for word in words {
                 record.extend_from_slice(&word.to_le_bytes());
             }
