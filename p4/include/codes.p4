@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Codes that the stages hand on. They are numbers, not enums: tables match on them, and the second pass carries them in
+ * a header.
+ */
+#ifndef ATP_CODES_P4
+#define ATP_CODES_P4
+
+/* What a packet is, after steps 1 to 6 of docs/protocol.md, "What a switch does". */
+#define K_ORDINARY 0   /* forwarded as any other traffic */
+#define K_SHORT 1
+#define K_GRAD0 2      /* gradient for level 0 */
+#define K_GRAD1 3      /* gradient for level 1 */
+#define K_RESEND0 4
+#define K_RESEND1 5
+#define K_KEEP 6       /* second pass: fetch the second halves; the aggregator keeps its result */
+#define K_FREE 7       /* second pass: fetch the second halves and release the aggregator */
+#define K_ACK 8
+#define K_UNKNOWN 9
+#define K_RAW 10
+#define K_LENGTH 11
+#define K_ACK_SOURCE 12
+#define K_INDEX 13
+#define K_BIT 14
+#define K_TRANSIT 15
+/* Either level. */
+#define K_GRAD K_GRAD0 &&& 0xFE
+#define K_RESEND K_RESEND0 &&& 0xFE
+
+/* What the switch did: the event that is counted, and the reason of the header edits. Fits 5 bits. */
+#define V_NONE 0
+#define V_ALLOCATED 1       /* aggregator free, taken */
+#define V_TAKEOVER 2        /* aggregator stale, taken */
+#define V_ALLOCATED_DONE 3  /* the same with a fan-in of 1: complete at once */
+#define V_TAKEOVER_DONE 4
+#define V_ADDED 5
+#define V_COMPLETED 6
+#define V_COLLISION 7
+#define V_DUPLICATE 8
+#define V_REEMITTED 9
+#define V_RESEND_PASSED 10
+#define V_RESEND_STALE 11   /* own aggregator stale: freed, the resend passes */
+#define V_PARTIAL 12        /* partial sum goes out, aggregator released */
+#define V_PARTIAL_ADDED 13  /* the same after adding the worker */
+#define V_PARTIAL_DONE 14   /* the same, and that made the sum complete */
+#define V_RELEASED 15       /* ACK that released an aggregator */
+#define V_ACK 16            /* ACK that found nothing to release */
+#define V_SHORT 17
+#define V_UNKNOWN 18
+#define V_RAW 19
+#define V_LENGTH 20
+#define V_ACK_SOURCE 21
+#define V_INDEX 22
+#define V_BIT 23
+#define V_TRANSIT 24
+#define V_SECOND 25         /* second pass done */
+#define V_SECOND_LOST 26    /* second pass found another owner or more workers: dropped, as if lost on the wire */
+
+/* What happens to the values of the aggregator. */
+#define OP_NONE 0
+#define OP_WRITE 1       /* store the packet's values */
+#define OP_ADD 2         /* add the packet's, sums into the packet */
+#define OP_READ 3        /* sums into the packet */
+#define OP_READ_SECOND 4 /* Tofino, second pass: second halves into the packet */
+
+/* Where the packet goes. */
+#define OUT_FORWARD 0
+#define OUT_DROP 1
+#define OUT_CARRY_KEEP 2 /* carries values out; the aggregator keeps its result */
+#define OUT_CARRY_FREE 3 /* carries values out and releases the aggregator */
+#define OUT_MULTICAST 4
+
+/*
+ * A stateful ALU reports its two comparisons as one of four bits. A register action that ran no comparison, or did not
+ * run, reports 0.
+ */
+#define P_NONE 1
+#define P_FIRST 2
+#define P_SECOND 4
+#define P_BOTH 8
+
+/* Key: first = same job, sequence and level; second = stale or free. */
+#define KEY_OTHER P_NONE
+#define KEY_OWN P_FIRST
+#define KEY_VACANT P_SECOND
+#define KEY_OWN_STALE P_BOTH
+/* ACK: first = own at level 0; second = own at level 1. */
+#define ACK_MISS P_NONE
+
+/* Missing workers: first = only this packet's are missing; second = none is. */
+#define MISSING_MORE P_NONE
+#define MISSING_THIS P_FIRST
+#define MISSING_NONE P_SECOND
+/* A register action that takes the aggregator reports: first = nobody else is missing. */
+#define TAKE_MORE P_NONE
+#define TAKE_DONE P_FIRST
+
+/* Cover, second pass: first = nobody was added since the first pass. */
+#define COVER_SAME P_FIRST
+
+#endif

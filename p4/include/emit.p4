@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Step 9: the header of a packet that leaves after it met an aggregator. `cover` is the aggregator's bitmap, `ecn` the
+ * packet's own mark, `mark` the aggregator's.
+ */
+    action emit_rack() {
+        hdr.atp.bitmap0 = meta.cover;
+        hdr.atp.ecn = meta.mark[0:0];
+        hdr.atp.edge_switch_identifier = 1;
+    }
+
+    action emit_part_of_rack() {
+        hdr.atp.bitmap0 = meta.cover;
+        hdr.atp.ecn = meta.mark[0:0];
+    }
+
+    action emit_racks() {
+        hdr.atp.bitmap1 = meta.cover;
+        hdr.atp.ecn = meta.mark[0:0];
+        hdr.atp.edge_switch_identifier = 1;
+    }
+
+    action emit_collision() {
+        hdr.atp.ecn = meta.ecn[0:0];
+        hdr.atp.collision = 1;
+        hdr.atp.resend = 1;
+    }
+
+    action emit_as_is() {
+        hdr.atp.ecn = meta.ecn[0:0];
+    }
+
+    @id(0x02000016) table emission {
+        key = { meta.kind : ternary @name("kind"); meta.verdict : ternary @name("verdict"); }
+        actions = { emit_rack; emit_part_of_rack; emit_racks; emit_collision; emit_as_is; @defaultonly NoAction; }
+        const default_action = NoAction();
+        const entries = {
+            (ANY, V_COLLISION) : emit_collision();
+            (ANY, V_RESEND_PASSED) : emit_as_is();
+            (ANY, V_RESEND_STALE) : emit_as_is();
+            (K_GRAD0, ANY) : emit_rack();
+            (K_RESEND0, V_PARTIAL) : emit_part_of_rack();
+            (K_RESEND0, V_PARTIAL_ADDED) : emit_part_of_rack();
+            (K_RESEND0, ANY) : emit_rack();
+            (K_GRAD1, ANY) : emit_racks();
+            (K_RESEND1, ANY) : emit_racks();
+        }
+    }
