@@ -47,9 +47,6 @@
 #ifndef MARK
 #define MARK 0 /* ECN marks */
 #endif
-#ifndef K
-#define K 4 /* timers that may fire in a row, in a network without further faults, before a result must arrive */
-#endif
 #ifndef NBAG
 #define NBAG 12 /* packets in flight; exceeding it is an error, not a loss */
 #endif
@@ -113,9 +110,19 @@
 #define IS_DIRECT(r) ((r) >= 1)
 #endif
 
+#ifndef K
+#define K (2 * NW) /* timers that may fire in a row, the network being quiet and without further faults, before a result must arrive */
+#endif
+
 #define START P /* first sequence: negative numbers do not occur, and sequences wrap inside the run */
 #define END (START + TOTAL)
 #define WIRE(s) ((s) % M) /* the sequence as it stands in a packet; the rest of `s` is the checker's knowledge only */
+#define SLOT(s) (WIRE(s) % P)
+#ifdef SPREAD
+#define INDEXES 2 /* the first two slots have an aggregator each */
+#else
+#define INDEXES 0 /* all slots start at the same aggregator, and collisions move them */
+#endif
 #define ALL ((1 << NW) - 1)
 #define FIRST_OF_RACK(r) (RMASK(r) & 1 -> 0 : (RMASK(r) & 2 -> 1 : (RMASK(r) & 4 -> 2 : 3)))
 #define WBIT(w) ((RMASK(RACK(w)) & ((1 << (w)) - 1)) == 0 -> 1 : (TOPO == 6 && (w) == 2 -> 4 : 2))
@@ -211,8 +218,10 @@ byte cache[P];         // answered sequences: index, collision, new index, ecn, 
 #define ISRAW(s) ((s) == START + RAWSEQ)
 bit ps_is_raw;         // the one sequence whose sum saturates is being corrected
 byte ps_raw;           // raw gradients that have arrived
-byte w_raw;            // workers that were asked
-bit raw_answered;
+#ifndef RAW_UNASKED
+#define RAW_UNASKED 0 /* workers whose values are out of range: they send raw without being asked */
+#endif
+byte w_raw = RAW_UNASKED; // workers that send this sequence raw
 #endif
 byte loss = LOSS, dup = DUP, early = EARLY, age = AGE, foreign = FOREIGN, resets = RESET, mark = MARK;
 byte fires, fired;
@@ -339,6 +348,16 @@ inline add_to_aggregator() {
 	fi
 }
 
+#ifdef BUG_L1_COMBINES_PARTIAL
+#define PASSES_LEVEL1 0
+#else
+#ifdef BUG_LEVEL_NOT_IN_KEY
+#define PASSES_LEVEL1 (!IS_DIRECT(B1(p) >> 1)) /* the worker under this switch enters here at level 0 */
+#else
+#define PASSES_LEVEL1 1
+#endif
+#endif
+
 inline handle_switch() {
 	sw = DST(p);
 	if
@@ -360,14 +379,8 @@ inline handle_switch() {
 		:: else -> replicate_ack()
 		fi
 	:: !RAW(p) && !ACK(p) && !known[sw] -> towards_ps(p)
-	:: !RAW(p) && !ACK(p) && known[sw] && sw == N_X && TWO_LEVELS && !EDGE(p) && !RES(p)
-#ifdef BUG_LEVEL_NOT_IN_KEY
-		&& B1(p) != 2
-#endif
-#ifdef BUG_L1_COMBINES_PARTIAL
-		&& 0
-#endif
-		-> towards_ps(p) /* step 6, in transit */
+	:: !RAW(p) && !ACK(p) && known[sw] && sw == N_X && TWO_LEVELS && !EDGE(p) && !RES(p) && PASSES_LEVEL1 ->
+		towards_ps(p) /* step 6, in transit */
 	:: else -> /* step 8 */
 		a = sw * NIDX + IDX(p);
 		g = agg[a];
@@ -455,10 +468,14 @@ inline resolve() {
 }
 
 inline send_result(to_worker, value) {
-	q = F_ACK | (c << 22) | (value) | ((cache[c % P] & 1) << 28) | ((cache[c % P] & 2) -> F_COL : 0) |
-	    (((cache[c % P] >> 2) & 1) << 29) | ((cache[c % P] & 8) -> F_ECN : 0) | ((cache[c % P] & 16) -> F_GECN : 0) |
+	q = F_ACK | (c << 22) | (value) | ((cache[SLOT(c)] & 1) << 28) | ((cache[SLOT(c)] & 2) -> F_COL : 0) |
+	    (((cache[SLOT(c)] >> 2) & 1) << 29) | ((cache[SLOT(c)] & 8) -> F_ECN : 0) | ((cache[SLOT(c)] & 16) -> F_GECN : 0) |
 	    (to_worker << 9);
 	emit(TO(q, N_X))
+}
+
+inline correction_request() {
+	emit(TO(F_ACK | F_RES | (c << 22) | (((psidx >> SLOT(c)) & 1) << 28), N_X))
 }
 
 inline advance() {
@@ -522,7 +539,7 @@ inline handle_ps() {
 #endif
 	:: else ->
 		if
-		:: COL(p) -> pscol = pscol | (1 << (c % P))
+		:: COL(p) -> pscol = pscol | (1 << SLOT(c))
 		:: else
 		fi;
 		cov = (EDGE(p) -> RACKS_COVER(B1(p)) : EXPAND(B0(p), (B1(p) >> 1)));
@@ -545,18 +562,26 @@ inline handle_ps() {
 			cov = 0;
 			if
 			:: ps_raw == ALL ->
-				raw_answered = 1;
-				cache[c % P] = ((psidx >> (c % P)) & 1) | 0;
+				cache[SLOT(c)] = (psidx >> SLOT(c)) & 1;
 				j = 0;
 				do
 				:: j < NW -> pc[r + j] = 0; emit(TO_WORKER(F_ACK | F_RAW | (c << 22) | ALL, j)); j++
 				:: else -> break
 				od;
-				pscol = pscol & ~(1 << (c % P));
+				pscol = pscol & ~(1 << SLOT(c));
 				ps_is_raw = 0;
 				ps_raw = 0;
 				advance()
-			:: else -> ps_is_raw = 1
+			:: ps_raw != ALL && !ps_is_raw ->
+				/* a worker sent raw values unasked (NaN, Inf, out of range): ask the others */
+				ps_is_raw = 1;
+				j = 0;
+				do
+				:: j < NW -> pc[r + j] = 0; j++
+				:: else -> break
+				od;
+				correction_request()
+			:: else
 			fi
 		:: !RAW(p) && ISRAW(c) && ps_is_raw -> cov = 0 /* waiting for raw gradients */
 		:: else
@@ -643,7 +668,7 @@ inline handle_ps() {
 				:: j < NW -> pc[r + j] = 0; j++
 				:: else -> break
 				od;
-				emit(TO(F_ACK | F_RES | (c << 22) | (((psidx >> (c % P)) & 1) << 28), N_X))
+				correction_request()
 			:: cov == ALL && !ISRAW(c) ->
 #else
 			:: cov == ALL ->
@@ -654,14 +679,14 @@ inline handle_ps() {
 #ifdef BUG_PS_CLEARS_ECN
 				v = v & ~F_ECN;
 #endif
-				x = (psidx >> (c % P)) & 1;
-				hit = (pscol >> (c % P)) & 1 & (NIDX > 1);
-				cache[c % P] = x | (hit << 1) | ((hit && x == 0) << 2) | (ECN(v) << 3) | (GECN(v) << 4);
+				x = (psidx >> SLOT(c)) & 1;
+				hit = (pscol >> SLOT(c)) & 1 & (NIDX > 1);
+				cache[SLOT(c)] = x | (hit << 1) | ((hit && x == 0) << 2) | (ECN(v) << 3) | (GECN(v) << 4);
 				if
-				:: hit -> psidx = psidx ^ (1 << (c % P))
+				:: hit -> psidx = psidx ^ (1 << SLOT(c))
 				:: else
 				fi;
-				pscol = pscol & ~(1 << (c % P));
+				pscol = pscol & ~(1 << SLOT(c));
 				j = 0;
 				do
 				:: j < NW -> pc[r + j] = 0; j++
@@ -679,7 +704,7 @@ inline handle_ps() {
 
 /* The gradient of worker `who`, sequence `c`. */
 inline gradient(flags) {
-	q = (c << 22) | (1 << who) | ((1 << RACK(who)) << 12) | (((widx[who] >> (c % P)) & 1) << 28) | (flags);
+	q = (c << 22) | (1 << who) | ((1 << RACK(who)) << 12) | (((widx[who] >> SLOT(c)) & 1) << 28) | (flags);
 	if
 	:: TWO_LEVELS && IS_DIRECT(RACK(who)) ->
 #ifdef BUG_LEVEL_NOT_IN_KEY
@@ -728,7 +753,7 @@ inline handle_worker() {
 		delivered[who] = delivered[who] | (1 << SEQ(p));
 		got[who] = got[who] | (1 << (c - wbase[who]));
 		if
-		:: COL(p) && !RAW(p) -> widx[who] = (widx[who] & ~(1 << (c % P))) | (NEWIDX(p) << (c % P)) /* in force from c + P */
+		:: COL(p) && !RAW(p) -> widx[who] = (widx[who] & ~(1 << SLOT(c))) | (NEWIDX(p) << SLOT(c)) /* in force from c + P */
 		:: else
 		fi;
 		do
@@ -798,7 +823,7 @@ init {
 	d_step {
 		i = 0;
 		do
-		:: i < NW -> wbase[i] = START; nxt[i] = START; i++
+		:: i < NW -> wbase[i] = START; nxt[i] = START; widx[i] = INDEXES; i++
 		:: else -> break
 		od;
 		i = 0;
@@ -807,6 +832,7 @@ init {
 		:: else -> break
 		od;
 		i = 0;
+		psidx = INDEXES;
 #ifdef FOREIGN_HOLDS_ALL
 		do
 		:: i < NS * NIDX -> agg[i] = A_VALID | A_FOREIGN | BAD; i++
@@ -921,7 +947,23 @@ init {
 #ifdef RAWSEQ
 			/* the PS's own timer asks again while raw gradients are missing */
 			if
-			:: ps_is_raw -> emit(TO(F_ACK | F_RES | ((START + RAWSEQ) << 22) | (((psidx >> ((START + RAWSEQ) % P)) & 1) << 28), N_X))
+			:: ps_is_raw ->
+				c = START + RAWSEQ;
+#ifdef DOC_CORRECTION_TO_GROUP
+				correction_request()
+#else
+				j = 0;
+				do
+				:: j < NW ->
+					if
+					:: !((ps_raw >> j) & 1) ->
+						emit(TO(F_ACK | F_RES | F_EDGE | (c << 22) | (j << 9) | (((psidx >> SLOT(c)) & 1) << 28), N_X))
+					:: else
+					fi;
+					j++
+				:: else -> break
+				od
+#endif
 			:: else
 			fi;
 #endif
@@ -1007,6 +1049,8 @@ init {
 			:: else -> break
 			od;
 			i = 0; calm() }
+		:: d_step { resets > 0 && known[i] -> printf("switch %d loses its tables, its aggregators stay\n", i);
+			resets--; known[i] = 0; i = 0; calm() }
 		:: d_step { !known[i] -> printf("switch %d is programmed again\n", i); known[i] = 1; i = 0; calm() }
 		:: d_step { known[i] && resets == 0 -> i = 0 }
 		fi
