@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner in a simulated cluster: jobs come, fail, pause and go, switches vanish and return, and what must hold holds.
+
+The simulation does with a plan what the controller does, through the same API objects (dicts), so that everything the
+planner knows after a step has gone through a status. Pods get nodes and addresses by chance, switches do as they are told.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import replace
+from typing import Any
+
+from atp_operator import FINALIZER
+from atp_operator.desired import assignments, desired_jobs
+from atp_operator.injection import SidecarConfig
+from atp_operator.model import AgentView, Capacity, Job, JobReport, JobStatus, Limits, Pod, Quota, Switch, rfc3339
+from atp_operator.planning import ClusterPlan, Snapshot, plan_cluster
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+Object = dict[str, Any]
+SIDECAR = SidecarConfig(image="sidecar:test")
+LIMITS = Limits(quarantine=20.0, switch_wait=10.0, switch_loss=5.0, start_timeout=60.0, release_wait=30.0)
+NODES = ("n0", "n1", "n2", "n3")
+
+
+def job_object(name: str, created: float, uid: str, **spec: Any) -> Object:
+    """An ATPJob as the API server stores it."""
+    workers = spec.pop("workers", 2)
+    template = {"spec": {"containers": [{"name": "trainer", "image": "x"}]}}
+    return {
+        "apiVersion": "atp.dev/v1alpha1",
+        "kind": "ATPJob",
+        "metadata": {
+            "name": name,
+            "namespace": spec.pop("namespace", "team-a"),
+            "uid": uid,
+            "generation": 1,
+            "creationTimestamp": rfc3339(created),
+        },
+        "spec": {"workers": {"replicas": workers, "template": template}, **spec},
+    }
+
+
+class Simulation:
+    """API objects, pods and switches, and a clock."""
+
+    def __init__(self, aggregators: dict[str, int], below: dict[str, list[str]], quotas: list[Quota]) -> None:
+        self.now = 1_000_000.0
+        self.jobs: dict[str, Object] = {}
+        self.pods: dict[str, list[Pod]] = {}
+        self.quotas = quotas
+        self.switches: dict[str, Object] = {
+            name: {"metadata": {"name": name, "generation": 1},
+                   "spec": {"type": "Software", "nodes": below[name], "agent": {"address": f"{name}:1"}}}
+            for name in aggregators
+        }  # fmt: skip
+        self.views = {
+            name: AgentView(known=True, reachable=True, connected=True, in_sync=True, since=self.now,
+                            capacity=Capacity(aggregators=n, values=(62, 350), target="software-bpf"))
+            for name, n in aggregators.items()
+        }  # fmt: skip
+        self.addresses = 0
+        self.last_used: dict[tuple[str, int], tuple[str, int, float]] = {}  # (switch, job ID) -> uid, epoch, time
+
+    def snapshot(self, seed: int | None = None) -> Snapshot:
+        jobs = [Job.from_object(copy.deepcopy(raw)) for raw in self.jobs.values()]
+        if seed is not None:
+            random.Random(seed).shuffle(jobs)
+        return Snapshot(
+            jobs=jobs,
+            pods={key: list(pods) for key, pods in self.pods.items()},
+            switches={n: Switch.from_object(copy.deepcopy(raw), {}, self.views[n]) for n, raw in self.switches.items()},
+            quotas=self.quotas,
+            namespaces={"team-a": {"team": "a"}, "team-b": {"team": "b"}},
+        )
+
+    def step(self) -> ClusterPlan:
+        plan = plan_cluster(self.snapshot(), SIDECAR, LIMITS, self.now)
+        for name, status in plan.switch_statuses.items():
+            self.switches[name]["status"] = status
+        for entry in plan.jobs:
+            raw = self.jobs[entry.job.uid]
+            if entry.add_finalizer:
+                raw["metadata"]["finalizers"] = [FINALIZER]
+            raw["status"] = entry.status.to_dict(entry.job.spec.workers)
+            pods = self.pods.setdefault(entry.job.key, [])
+            for pod in entry.delete_pods:
+                pods[:] = [replace(p, deleting=True) if p.uid == pod.uid else p for p in pods]
+            for body in entry.create:
+                if body["kind"] == "Pod":
+                    assert body["metadata"]["name"] not in {p.name for p in pods}, "made while the old one is there"
+                    body["metadata"]["uid"] = f"{body['metadata']['name']}-{len(pods)}-{self.now}-{self.addresses}"
+                    self.addresses += 1
+                    pods.append(Pod.from_object(body))
+            pods[:] = [replace(p, assignment=entry.annotate.get(p.name, p.assignment)) for p in pods]
+            if entry.delete_job:
+                self.delete(entry.job.uid)
+            if entry.remove_finalizer:
+                raw["metadata"]["finalizers"] = []
+        for uid, raw in list(self.jobs.items()):
+            if raw["metadata"].get("deletionTimestamp") and not raw["metadata"].get("finalizers"):
+                del self.jobs[uid]
+                self.pods.pop(f"{raw['metadata']['namespace']}/{raw['metadata']['name']}", None)
+        self.program()
+        return plan
+
+    def program(self) -> None:
+        snapshot = self.snapshot()
+        for name, switch in snapshot.switches.items():
+            view = self.views[name]
+            if not view.reachable:
+                continue
+            jobs = desired_jobs(switch, snapshot.jobs)
+            for job in jobs:
+                before = self.last_used.get((name, job.job_id))
+                if before is not None and before[:2] != (job.uid, job.epoch):
+                    assert self.now - before[2] >= LIMITS.quarantine, f"job ID {job.job_id} came back too soon on {name}"
+            for job in jobs:
+                self.last_used[name, job.job_id] = (job.uid, job.epoch, self.now)
+            self.views[name] = replace(
+                view, jobs={job.uid: JobReport(job.job_id, job.epoch, "PROGRAMMED") for job in jobs}
+            )
+
+    def delete(self, uid: str) -> None:
+        meta = self.jobs[uid]["metadata"]
+        meta.setdefault("deletionTimestamp", rfc3339(self.now))
+
+    def kubelet(self, choose: random.Random) -> None:
+        """Pods get a node and start; deleted ones go."""
+        for key, pods in self.pods.items():
+            result = []
+            for pod in pods:
+                if pod.deleting:
+                    continue
+                if not pod.node:
+                    self.addresses += 1
+                    pod = replace(
+                        pod, node=choose.choice(NODES), address=f"10.0.{self.addresses // 250}.{self.addresses % 250}",
+                        phase="Running", sidecar_started=True, ready=True,
+                    )  # fmt: skip
+                result.append(pod)
+            self.pods[key] = result
+
+
+def check_switches(sim: Simulation) -> None:
+    """No job ID, group, bit or reserved range twice on a switch; everything inside what the switch has."""
+    snapshot = sim.snapshot()
+    by_uid = {job.uid: job for job in snapshot.jobs}
+    for name, switch in snapshot.switches.items():
+        assert switch.capacity is not None
+        jobs = desired_jobs(switch, snapshot.jobs)
+        ids = [job.job_id for job in jobs]
+        assert len(set(ids)) == len(ids) and all(0 < i < 255 for i in ids), (name, ids)
+        assert len({job.multicast_group for job in jobs}) == len(jobs)
+        held: list[tuple[str, int, int, bool]] = []
+        for job in jobs:
+            owner = by_uid[job.uid]
+            assert sum(r.size for r in job.regions) >= owner.spec.request
+            for region in job.regions:
+                assert 0 <= region.start and region.start + region.size <= switch.capacity.aggregators
+                held.append((job.uid, region.start, region.start + region.size, owner.spec.mode == "Reserved"))
+            level0 = [m.bit for m in job.members if not m.edge]
+            level1 = [m.bit for m in job.members if m.edge] + [rack.bit for rack in job.racks]
+            for bits in (level0, level1):
+                assert len(set(bits)) == len(bits) and all(0 <= bit < 32 for bit in bits)
+            assert not (level0 and level1), "both levels of one job met in one switch"
+            for racks in job.racks:
+                assert 1 <= racks.workers <= 32
+        for i, (uid, start, end, exclusive) in enumerate(held):
+            for other, begin, stop, also in held[i + 1 :]:
+                if uid != other and (exclusive or also):
+                    assert end <= begin or stop <= start, f"a reserved range is shared on {name}"
+
+
+def check_seats(sim: Simulation) -> None:
+    """Every running job has whole coverage: each worker once, racks numbered without gaps, all told the same."""
+    for job in sim.snapshot().jobs:
+        placement = job.status.placement
+        if placement is None:
+            continue
+        assert [s.rank for s in placement.seats] == list(range(job.spec.workers))
+        seats = {(s.rack, s.bit) for s in placement.seats}
+        assert len(seats) == job.spec.workers
+        racks = sorted({s.rack for s in placement.seats})
+        assert racks == list(range(len(racks)))
+        for rack in racks:
+            bits = sorted(s.bit for s in placement.seats if s.rack == rack)
+            assert bits == list(range(len(bits))), "full0 is the low bits"
+        if job.status.phase == "Running":
+            assert len(assignments(job)) == job.spec.workers + 1
+
+
+def check_quotas(sim: Simulation) -> None:
+    """No tenant holds more than its quota, in jobs or on any switch."""
+    snapshot = sim.snapshot()
+    for quota in snapshot.quotas:
+        jobs = [
+            j for j in snapshot.jobs if quota.selects(snapshot.namespaces[j.namespace]) and j.status.admitted and not j.deleting
+        ]
+        assert quota.max_jobs is None or len(jobs) <= quota.max_jobs
+        for name in snapshot.switches:
+            used = sum(j.spec.request for j in jobs if j.status.holds_switches and name in j.status.switches)
+            assert quota.aggregators is None or used <= quota.aggregators
+
+
+class Planner(RuleBasedStateMachine):
+    @initialize(
+        sizes=st.tuples(st.integers(1200, 6000), st.integers(1200, 6000)),
+        shape=st.sampled_from([{"s0": ["n0", "n1"], "s1": ["n2", "n3"]}, {"s0": ["n0"], "s1": ["n0", "n1", "n2"]}]),
+        max_jobs=st.sampled_from([None, 1, 3]),
+        nominal=st.sampled_from([None, 1024, 3000]),
+    )
+    def begin(self, sizes: tuple[int, int], shape: dict[str, list[str]], max_jobs: int | None, nominal: int | None) -> None:
+        quota = Quota("a", {"matchLabels": {"team": "a"}}, max_jobs, nominal)
+        self.sim = Simulation(dict(zip(("s0", "s1"), sizes, strict=True)), shape, [quota])
+        self.count = 0
+
+    @rule(
+        workers=st.sampled_from([1, 2, 5, 33, 40]), mode=st.sampled_from(["Shared", "Reserved", "HostOnly"]),
+        request=st.sampled_from([1, 300, 1024, 2000]), switches=st.sampled_from([[], [], ["s0"], ["s0", "s1"], ["nowhere"]]),
+        namespace=st.sampled_from(["team-a", "team-b"]), backoff=st.integers(0, 2),
+    )  # fmt: skip
+    def create(self, workers: int, mode: str, request: int, switches: list[str], namespace: str, backoff: int) -> None:
+        self.count += 1
+        uid = f"uid-{self.count}"
+        self.sim.jobs[uid] = job_object(
+            f"job-{self.count}", self.sim.now, uid, workers=workers, mode=mode, aggregators={"request": request},
+            switches=switches, namespace=namespace, backoffLimit=backoff, ttlSecondsAfterFinished=50,
+        )  # fmt: skip
+
+    @rule()
+    def plan(self) -> None:
+        self.sim.step()
+
+    @rule(seed=st.integers(0, 1 << 20))
+    def progress(self, seed: int) -> None:
+        """What usually happens: pods start, gates open."""
+        choose = random.Random(seed)
+        for _ in range(4):
+            self.sim.step()
+            self.sim.kubelet(choose)
+            self.sim.now += 1
+
+    @rule(seed=st.integers(0, 1 << 20), count=st.integers(1, 4), mode=st.sampled_from(["Shared", "Reserved"]))
+    def create_and_start(self, seed: int, count: int, mode: str) -> None:
+        for _ in range(count):
+            self.create(3, mode, 300, [], "team-b", 2)
+        self.progress(seed)
+
+    @rule(seed=st.integers(0, 1 << 20))
+    def kubelet(self, seed: int) -> None:
+        self.sim.kubelet(random.Random(seed))
+
+    @rule(seconds=st.sampled_from([1, 3, 7, 30]))
+    def wait(self, seconds: int) -> None:
+        self.sim.now += seconds
+
+    @precondition(lambda self: self.sim.jobs)
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        self.sim.delete(data.draw(st.sampled_from(sorted(self.sim.jobs))))
+
+    @precondition(lambda self: self.sim.jobs)
+    @rule(data=st.data())
+    def suspend_and_resume(self, data: st.DataObject) -> None:
+        spec = self.sim.jobs[data.draw(st.sampled_from(sorted(self.sim.jobs)))]["spec"]
+        spec["suspend"] = True
+        self.sim.step()
+        check_switches(self.sim)
+        if data.draw(st.integers(0, 3)):
+            spec["suspend"] = False
+
+    @precondition(lambda self: any(self.sim.pods.values()))
+    @rule(data=st.data(), phase=st.sampled_from(["Failed", "Succeeded"]))
+    def pod_ends(self, data: st.DataObject, phase: str) -> None:
+        key = data.draw(st.sampled_from(sorted(k for k, pods in self.sim.pods.items() if pods)))
+        whole = phase == "Succeeded"
+        self.sim.pods[key] = [
+            replace(p, phase=phase) if p.role == "worker" and p.node and (whole or p.rank == 0) else p
+            for p in self.sim.pods[key]
+        ]
+
+    @rule(name=st.sampled_from(["s0", "s1"]), up=st.sampled_from([True, True, False]))
+    def switch_comes_and_goes(self, name: str, up: bool) -> None:
+        view = self.sim.views[name]
+        if up != view.reachable:
+            self.sim.views[name] = replace(view, reachable=up, connected=up, since=self.sim.now, jobs={})
+
+    @rule(name=st.sampled_from(["s0", "s1"]))
+    def operator_restarts(self, name: str) -> None:
+        """Nothing is known of one agent, as after a restart; the switch itself goes on."""
+        view = self.sim.views[name]
+        self.sim.views[name] = AgentView(since=self.sim.now)
+        self.sim.step()
+        self.sim.views[name] = replace(view, jobs=view.jobs)
+
+    @invariant()
+    def holds(self) -> None:
+        if not hasattr(self, "sim"):
+            return
+        check_switches(self.sim)
+        check_seats(self.sim)
+        check_quotas(self.sim)
+
+    @rule(seed=st.integers(0, 1 << 20))
+    def settles_and_is_deterministic(self, seed: int) -> None:
+        """With nothing new, a few passes reach a plan that changes nothing, whatever the order of the input."""
+        for _ in range(6):
+            self.sim.step()
+        first = plan_cluster(self.sim.snapshot(), SIDECAR, LIMITS, self.sim.now)
+        second = plan_cluster(self.sim.snapshot(seed), SIDECAR, LIMITS, self.sim.now)
+        for one, two in zip(first.jobs, second.jobs, strict=True):
+            assert one.status == two.status and one.job.uid == two.job.uid
+            workers = one.job.spec.workers
+            assert one.status.to_dict(workers) == self.sim.jobs[one.job.uid]["status"] or one.remove_finalizer
+            assert not [b for b in one.create if b["kind"] == "Pod"] and not one.events and not one.delete_pods
+            again = JobStatus.from_dict(one.status.to_dict(workers))
+            assert again.to_dict(workers) == one.status.to_dict(workers)
+        assert first.switch_statuses == second.switch_statuses
+        for name, status in first.switch_statuses.items():
+            assert status == self.sim.switches[name]["status"]
+
+    def teardown(self) -> None:
+        """After all jobs are deleted nothing is held, and after the quarantine nothing rests."""
+        if not hasattr(self, "sim"):
+            return
+        sim = self.sim
+        for name, view in sim.views.items():
+            sim.views[name] = replace(view, known=True, reachable=True, connected=True)
+        for uid in list(sim.jobs):
+            sim.delete(uid)
+        for _ in range(4):
+            sim.step()
+            sim.kubelet(random.Random(0))
+        assert not sim.jobs
+        for name, raw in sim.switches.items():
+            assert raw["status"]["jobs"] == [] and sim.views[name].jobs == {}
+        sim.now += LIMITS.quarantine + 2
+        sim.step()
+        for raw in sim.switches.values():
+            assert raw["status"]["quarantine"] == [] and raw["status"]["inUse"]["reservedAggregators"] == 0
+
+
+TestPlanner = Planner.TestCase
+TestPlanner.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+
+
+@settings(max_examples=50, deadline=None)
+@given(workers=st.integers(1, 40), seed=st.integers(0, 1 << 20))
+def test_a_lone_job_always_runs_and_ends(workers: int, seed: int) -> None:
+    sim = Simulation({"s0": 4096, "s1": 4096}, {"s0": ["n0", "n1"], "s1": ["n2", "n3"]}, [])
+    sim.jobs["u"] = job_object("j", sim.now, "u", workers=workers)
+    choose = random.Random(seed)
+    for _ in range(20):
+        sim.step()
+        sim.kubelet(choose)
+        sim.now += 1
+    status = sim.jobs["u"]["status"]
+    assert status["phase"] == "Running", status
+    assert status["mode"] in ("Shared", "HostOnly")
+    if status["mode"] == "HostOnly":
+        reason = next(c["reason"] for c in status["conditions"] if c["type"] == "NetworkAggregation")
+        assert reason == "FanInExceeded"
+    sim.pods["team-a/j"] = [replace(p, phase="Succeeded") if p.role == "worker" else p for p in sim.pods["team-a/j"]]
+    sim.step()
+    assert sim.jobs["u"]["status"]["phase"] == "Succeeded"
+    assert all(view.jobs == {} for view in sim.views.values())
