@@ -81,6 +81,7 @@ enum atp_counter {
     ATP_C_BYTES_OUT,
     ATP_C_PASSED_GSO,       /* tc: superframes, which cannot be aggregated: the sender must not use UDP segmentation */
     ATP_C_DROPPED_NO_ROUTE, /* relay: nothing says where the packet must go */
+    ATP_C_DROPPED_BUSY,     /* BPF: another core held the aggregator for longer than a program may wait */
     ATP_COUNTERS
 };
 

@@ -411,29 +411,33 @@ ATP_INLINE void atp_store64(uint8_t *p, uint64_t v) {
 /* Two values of the wire as P + 2^31, without the carry that a negative second value would take from the first. */
 #define ATP_PAIR(p) (ATP_SWAP64(ATP_LOAD64(p)) ^ ATP_LOW_SIGN)
 
-/* Saturating add of one lane, sticky at both ends; INT32_MAX wins over INT32_MIN. Branch-free. */
-ATP_INLINE uint32_t atp_saturating_add(uint32_t a, uint32_t b) {
-    const uint32_t max = 0x7fffffffu;
-    const uint32_t min = 0x80000000u;
-    uint32_t s = a + b;
-    uint32_t overflow = 0u - (((a ^ s) & (b ^ s)) >> 31);
-    uint32_t is_min = 0u - (((a & ~(a - 1)) | (b & ~(b - 1))) >> 31);
-    uint32_t is_max = 0u - (((~a & (a + 1)) | (~b & (b + 1))) >> 31);
+/*
+ * Saturating add of both values of a pair, sticky at both ends; INT32_MAX wins over INT32_MIN. Branch-free, both lanes
+ * in one register: `..._h` words have a lane's answer in its highest bit. `a` and `b` are two's complement, lane by
+ * lane.
+ */
+ATP_INLINE uint64_t atp_lanes_saturating_add(uint64_t a, uint64_t b) {
+    const uint64_t high = 0x8000000080000000ull;
+    const uint64_t rest = 0x7fffffff7fffffffull;
+    const uint64_t ones = 0x0000000100000001ull;
+    uint64_t a_rest = a & rest;
+    uint64_t b_rest = b & rest;
+    uint64_t sum = (a_rest + b_rest) ^ ((a ^ b) & high);
+    uint64_t overflow_h = ~(a ^ b) & (a ^ sum);
+    uint64_t max_h = (~a & (a_rest + ones)) | (~b & (b_rest + ones));
+    uint64_t min_h = (a & ~(a_rest + rest)) | (b & ~(b_rest + rest));
+    uint64_t negative_h = ~max_h & (min_h | a) & high;
+    uint64_t saturated = ((overflow_h | max_h | min_h) & high) >> 31;
+    uint64_t end = rest + (negative_h >> 31);
 
-    s ^= (s ^ (max + (a >> 31))) & overflow;
-    s ^= (s ^ min) & is_min;
-    s ^= (s ^ max) & is_max;
-    return s;
+    return sum ^ ((sum ^ end) & ((saturated << 32) - saturated));
 }
 
 /* Lane-wise saturating add of a packet's pair to P, the stored pair without its offset. */
 ATP_INLINE uint64_t atp_pair_saturating_add(uint64_t stored, uint64_t added) {
-    uint64_t a = (stored + ATP_LOW_SIGN) ^ ATP_LOW_SIGN;
-    uint64_t b = added ^ ATP_LOW_SIGN;
-    uint64_t high = atp_saturating_add((uint32_t)(a >> 32), (uint32_t)(b >> 32));
-    uint64_t low = atp_saturating_add((uint32_t)a, (uint32_t)b);
+    uint64_t sum = atp_lanes_saturating_add((stored + ATP_LOW_SIGN) ^ ATP_LOW_SIGN, added ^ ATP_LOW_SIGN);
 
-    return ((high << 32 | low) ^ ATP_LOW_SIGN) - ATP_LOW_SIGN;
+    return (sum ^ ATP_LOW_SIGN) - ATP_LOW_SIGN;
 }
 
 #if defined(__bpf__)
@@ -449,6 +453,9 @@ ATP_INLINE uint64_t atp_pair_saturating_add(uint64_t stored, uint64_t added) {
 #define ATP_ROLLED
 #define ATP_OPAQUE(v) ((void)(v))
 #endif
+
+/* Pairs of a block of straight code, by pairs of a packet. */
+#define ATP_BLOCK_OF(count) ((count) == 31 ? 31u : (count) == 175 ? 25u : 29u)
 
 /* The first packet of a sequence. */
 ATP_INLINE void atp_values_store(struct atp_aggregator_head *a, uint64_t *pairs, const uint8_t *values, uint64_t lane,
@@ -472,10 +479,10 @@ ATP_INLINE void atp_values_store(struct atp_aggregator_head *a, uint64_t *pairs,
 /* Any other packet of a sequence. */
 ATP_INLINE void atp_values_add(struct atp_aggregator_head *a, uint64_t *pairs, const uint8_t *values, uint64_t lane,
                                const uint32_t count, const uint32_t block) {
+    const uint64_t offset = a->offset;
     uint64_t shift = lane - ATP_LOW_SIGN;
     uint64_t seen = 0;
     uint64_t taken = 0;
-    uint64_t offset = a->offset;
 
     if (!a->hot) {
         ATP_ROLLED

@@ -5,6 +5,9 @@
 
 #include <stdint.h>
 
+/* Head (4 words) and values of an aggregator of the largest profile. */
+#define ATP_COPY_WORDS (4 + 870 / 2)
+
 /* Section .rodata: fixed before the programs are loaded. */
 struct atp_settings {
     uint64_t stale_ns;
@@ -16,20 +19,28 @@ enum atp_scan_op {
     ATP_SCAN_COUNT, /* aggregators of the job, 0: of any */
     ATP_SCAN_FREE,  /* free those of the job */
     ATP_SCAN_SWEEP, /* free the stale ones */
+    ATP_SCAN_READ,  /* copy the last one visited to `copy` */
 };
 
 /*
  * Section .bss. A scan is one run of the program atp_scan over [start, end): compare and free must be one step under
- * the aggregator's lock, which a read and a write from user space are not.
+ * the aggregator's lock, and a copy must be of one moment, which accesses from user space are not.
  */
 struct atp_control_area {
     uint64_t test_clock_ns;
+    /* Data path clock: jiffies * tick_ns + base_ns; tick_ns 0: the kernel's coarse monotonic clock. */
+    uint64_t tick_ns;
+    uint64_t base_ns;
+    /* Each scan notes both clocks. */
+    uint64_t seen_jiffies;
+    uint64_t seen_ns;
     uint32_t op;
     uint32_t job_id;
     uint32_t start;
     uint32_t end;
     uint32_t found;
-    uint32_t zero;
+    uint32_t busy; /* aggregators that could not be locked */
+    uint64_t copy[ATP_COPY_WORDS];
 };
 
 /* The most aggregators that one run of atp_scan visits: it runs with preemption off. */

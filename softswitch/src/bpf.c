@@ -38,7 +38,7 @@ struct attachment {
 struct atp_bpf {
     struct bpf_object *object;
     int tc, tc_ack, xdp, xdp_bench, scan; /* programs */
-    int aggregators, counters;            /* maps */
+    int counters;                         /* map */
     size_t aggregator_size;
     int cpus;
     struct atp_control_area *area;
@@ -61,27 +61,66 @@ static void bpf_barrier(struct atp_switch *sw) {
         nanosleep(&rest, NULL); /* not on nohz_full kernels: no packet takes that long */
 }
 
-static int bpf_scan(struct atp_switch *sw, enum atp_scan_op op, uint8_t job_id) {
-    struct atp_control_area *area = sw->bpf->area;
+/* One run of atp_scan over [start, end), at most ATP_SCAN_MAX of them. */
+static int scan_once(struct atp_bpf *b, enum atp_scan_op op, uint8_t job_id, uint32_t start, uint32_t end) {
     uint8_t frame[64] = {0};
+    LIBBPF_OPTS(bpf_test_run_opts, run, .data_in = frame, .data_size_in = sizeof(frame), .repeat = 1);
+    int result;
+
+    b->area->op = op;
+    b->area->job_id = job_id;
+    b->area->start = start;
+    b->area->end = end;
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    result = bpf_prog_test_run_opts(b->scan, &run);
+    if (result != 0)
+        return result;
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    return b->area->busy != 0 ? -EAGAIN : (int)b->area->found;
+}
+
+static int bpf_scan(struct atp_switch *sw, enum atp_scan_op op, uint8_t job_id) {
     int found = 0;
 
     for (uint32_t start = 0; start < sw->aggregators; start += ATP_SCAN_MAX) {
-        LIBBPF_OPTS(bpf_test_run_opts, run, .data_in = frame, .data_size_in = sizeof(frame), .repeat = 1);
         uint32_t left = sw->aggregators - start;
-        int result;
+        int result = scan_once(sw->bpf, op, job_id, start, start + (left < ATP_SCAN_MAX ? left : ATP_SCAN_MAX));
 
-        area->op = op;
-        area->job_id = job_id;
-        area->start = start;
-        area->end = start + (left < ATP_SCAN_MAX ? left : ATP_SCAN_MAX);
-        __atomic_thread_fence(__ATOMIC_SEQ_CST);
-        result = bpf_prog_test_run_opts(sw->bpf->scan, &run);
-        if (result != 0)
+        if (result < 0)
             return result;
-        found += (int)__atomic_load_n(&area->found, __ATOMIC_ACQUIRE);
+        found += result;
     }
     return found;
+}
+
+/*
+ * The programs count time in ticks, whose length only the kernel's configuration says: measure it. When that gives no
+ * known tick length, they use the clock that needs a call.
+ */
+static int calibrate(struct atp_bpf *b) {
+    static const uint64_t ticks_ns[] = {1000000, 3333333, 4000000, 10000000};
+    const struct timespec wait = {.tv_nsec = 60000000};
+    uint64_t jiffies, ns, tick;
+    int result = scan_once(b, ATP_SCAN_COUNT, 0, 0, 0);
+
+    if (result < 0)
+        return result;
+    jiffies = b->area->seen_jiffies;
+    ns = b->area->seen_ns;
+    nanosleep(&wait, NULL);
+    result = scan_once(b, ATP_SCAN_COUNT, 0, 0, 0);
+    if (result < 0)
+        return result;
+    if (b->area->seen_jiffies == jiffies)
+        return 0;
+    tick = (b->area->seen_ns - ns) / (b->area->seen_jiffies - jiffies);
+    for (size_t i = 0; i < sizeof(ticks_ns) / sizeof(ticks_ns[0]); i++) {
+        if (tick < ticks_ns[i] * 9 / 10 || tick > ticks_ns[i] * 11 / 10)
+            continue;
+        b->area->base_ns = b->area->seen_ns - b->area->seen_jiffies * ticks_ns[i];
+        b->area->tick_ns = ticks_ns[i];
+    }
+    return 0;
 }
 
 static int bpf_read_counters(struct atp_switch *sw, uint8_t job_id, uint64_t *out) {
@@ -104,18 +143,13 @@ static int bpf_read_counters(struct atp_switch *sw, uint8_t job_id, uint64_t *ou
 static int bpf_read_aggregator(struct atp_switch *sw, uint32_t index, struct atp_aggregator_head *head,
                                uint64_t *pairs) {
     const struct atp_bpf *b = sw->bpf;
-    uint8_t *value = calloc(1, b->aggregator_size);
-    int result;
+    int result = scan_once(sw->bpf, ATP_SCAN_READ, 0, index, index + 1);
 
-    if (value == NULL)
-        return -ENOMEM;
-    result = bpf_map_lookup_elem_flags(b->aggregators, &index, value, BPF_F_LOCK);
-    if (result == 0) {
-        memcpy(head, value, sizeof(*head));
-        memcpy(pairs, value + sizeof(*head), b->aggregator_size - sizeof(*head));
-    }
-    free(value);
-    return result;
+    if (result < 0)
+        return result;
+    memcpy(head, b->area->copy, sizeof(*head));
+    memcpy(pairs, (const uint8_t *)b->area->copy + sizeof(*head), b->aggregator_size - sizeof(*head));
+    return 0;
 }
 
 /* ---- attachment ---- */
@@ -353,7 +387,6 @@ static int load(struct atp_switch *sw, const char *path, bool test_clock) {
     result = bpf_object__load(b->object);
     if (result != 0)
         return result;
-    b->aggregators = bpf_map__fd(map);
     b->counters = bpf_object__find_map_fd_by_name(b->object, "atp_counters");
     b->tc = find_program(b->object, "atp_tc");
     b->tc_ack = find_program(b->object, "atp_tc_ack");
@@ -369,7 +402,7 @@ static int load(struct atp_switch *sw, const char *path, bool test_clock) {
         (result = map_table(b, 4, "atp_queues", (void **)&t->queues)) != 0 ||
         (result = map_memory(b, 5, section(b->object, ".bss", sizeof(*b->area)), (void **)&b->area)) != 0)
         return result;
-    return 0;
+    return calibrate(b);
 }
 
 static int bpf_open(const struct atp_switch_options *options, bool test_clock, struct atp_switch **out) {

@@ -35,6 +35,7 @@ static const char *const counter_names[ATP_COUNTERS + 1] = {
     [ATP_C_BYTES_OUT] = "bytes_out",
     [ATP_C_PASSED_GSO] = "passed_gso",
     [ATP_C_DROPPED_NO_ROUTE] = "dropped_no_route",
+    [ATP_C_DROPPED_BUSY] = "dropped_busy",
 };
 
 ATP_EXPORT const char *const *atp_counter_names(void) {

@@ -169,6 +169,7 @@ static bool native_aggregate(struct atp_switch *sw, const struct atp_job_entry *
     uint64_t *pairs = native_pairs(head);
     uint8_t *values = payload + ATP_HEADER_BYTES;
     const uint32_t count = job->values / 2;
+    const uint32_t block = ATP_BLOCK_OF(count);
     struct atp_step step;
 
     if (!(h->flags & ATP_F_ECN) && (ce || (queue != NULL && atp_queue_is_over(queue, now_ns)))) {
@@ -177,11 +178,11 @@ static bool native_aggregate(struct atp_switch *sw, const struct atp_job_entry *
     }
     atp_decide(head, h, p, now_ns, sw->stale_ns, c, &step);
     if (step.op == ATP_VALUES_ADD)
-        atp_values_add(head, pairs, values, p->lane, count, 1);
+        atp_values_add(head, pairs, values, p->lane, count, block);
     else if (step.op == ATP_VALUES_STORE)
-        atp_values_store(head, pairs, values, p->lane, count, 1);
+        atp_values_store(head, pairs, values, p->lane, count, block);
     if (step.load)
-        atp_values_load(head, pairs, values, count, 1);
+        atp_values_load(head, pairs, values, count, block);
     if (step.release)
         atp_release(head);
     if (!step.forward)
