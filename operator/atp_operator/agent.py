@@ -50,18 +50,19 @@ class AgentSession:
         self._generation = int(time.time() * 1000)
         self._accepted = 0
         self._push = asyncio.Event()
+        self._settled = asyncio.Event()
 
     def want(self, jobs: Sequence[pb.Job]) -> None:
         """The jobs that the switch must hold, sorted; pushed if they are not what was pushed last."""
         key = b"".join(job.SerializeToString(deterministic=True) + b"\0" for job in jobs)
         if self._wanted is None or key != self._wanted_key:
             self._wanted, self._wanted_key = list(jobs), key
+            self._settled.clear()
             self._push.set()
 
     async def settled(self) -> None:
         """Return once the agent has accepted what is wanted."""
-        while self._wanted is None or self._wanted_key != self._pushed_key:
-            await asyncio.sleep(0.1)
+        await self._settled.wait()
 
     async def run(self) -> None:
         """Connect, listen and push for ever; back-off after failures."""
@@ -250,6 +251,8 @@ class AgentSession:
                 continue
             log.info("switch %s: generation %d with %d jobs accepted", self.name, self._generation, len(jobs))
             self._pushed_key, self._accepted = key, self._generation
+            if key == self._wanted_key:
+                self._settled.set()
             if self.view.refused:
                 self.view = replace(self.view, refused="")
             self._observe(observed, force=True)

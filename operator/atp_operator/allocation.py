@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Job IDs and aggregator ranges on switches.
 
-One packet carries one job ID and one aggregatorIndex through its whole tree, so both must be free on every switch of it.
+One packet carries one job ID and one aggregatorIndex through its whole tree, so both must be free on every switch.
 A job's multicast group has the number of its job ID: groups and IDs are unique on the same switches.
 """
 

@@ -62,7 +62,7 @@ async def check_installation(*, expect_switch: bool) -> int:
         report(bool(refused), f"an ATPJob without containers is refused: {refused or 'it was accepted'}")
         if expect_switch:
             deadline = time.monotonic() + WAIT_SECONDS
-            while not (ready := await _ready_switches(kube)) and time.monotonic() < deadline:
+            while not (ready := await _ready_switches(kube)) and time.monotonic() < deadline:  # noqa: ASYNC110
                 await asyncio.sleep(1)
             report(bool(ready), f"software switches ready: {', '.join(ready) or 'none'}")
     except ApiError as error:

@@ -66,8 +66,8 @@ def inject(pod: Mapping[str, Any], config: SidecarConfig) -> Object:
     rank = next((v for key in RANK_KEYS for v in (labels.get(key), annotations.get(key)) if v), None)
     if rank is None or not rank.isdigit():
         raise InjectionError(
-            f"metadata.labels[{LABEL_RANK}] is {rank!r}: a pod labelled {LABEL_JOB} needs its rank, a number from 0, in this "
-            f"label (or the completion index of an Indexed Job)"
+            f"metadata.labels[{LABEL_RANK}] is {rank!r}: a pod labelled {LABEL_JOB} needs its rank, a number from 0, "
+            f"in this label (or the completion index of an Indexed Job)"
         )
     labels[LABEL_RANK] = str(int(rank))
     if spec.get("hostNetwork"):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One job's next step, from what is there now. Pure: the time is an argument, the result says what to do.
 
-A step never assumes that an earlier one happened: it looks at status, pods and switches, so a restart of the operator at
-any point changes nothing.
+A step never assumes that an earlier one happened: it looks at status, pods and switches, so a restart of the operator
+at any point changes nothing.
 """
 
 from __future__ import annotations
@@ -266,8 +266,8 @@ def _choose_network(job: Job, world: World, *, patient: bool) -> _Network | Refu
         return Refusal(
             "FanInExceeded",
             f"{job.spec.workers} workers need a fan-in of {job.spec.workers}: {most} is what "
-            f"{'switch' if len(usable) == 1 else 'switches'} {', '.join(usable)} can do (32 a rack); use more switches, fewer "
-            f"workers, or mode HostOnly",
+            f"{'switch' if len(usable) == 1 else 'switches'} {', '.join(usable)} can do (32 a rack); use more "
+            f"switches, fewer workers, or mode HostOnly",
         )
     fitting, refusals = [], []
     for name in usable:

@@ -38,8 +38,8 @@ class ClusterPlan:
 def plan_cluster(snapshot: Snapshot, sidecar: SidecarConfig, limits: Limits, now: float) -> ClusterPlan:
     """One reconcile of everything.
 
-    Jobs that hold something are stepped first (what they give back rests, but ranges and quota are free at once), then the
-    queue is served in order of creation. A job that does not fit does not hold up those behind it.
+    Jobs that hold something are stepped first (what they give back rests, but ranges and quota are free at once), then
+    the queue is served in order of creation. A job that does not fit does not hold up those behind it.
     """
     ordered = sorted(snapshot.jobs, key=lambda job: job.queue_key)
     ledger = Ledger(snapshot.switches, ordered, now)

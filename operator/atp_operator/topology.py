@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """From "which pod is on which node" to racks, bits and levels.
 
-The switch that serves a node is the most specific one above it (a node's own software switch before its ToR): all that a
-pod of the node sends or gets passes it. Workers of one such switch are a rack. With one rack, its switch is level 0 and
-no level 1 exists. With several, the parameter server's switch is level 1; workers directly below it, or below no switch,
-enter level 1 as racks of one, so that level 0 and level 1 of one sequence never meet in one switch.
+The switch that serves a node is the most specific one above it (a node's own software switch before its ToR): all that
+a pod of the node sends or gets passes it. Workers of one such switch are a rack. With one rack, its switch is level 0
+and no level 1 exists. With several, the parameter server's switch is level 1; workers directly below it, or below no
+switch, enter level 1 as racks of one, so that level 0 and level 1 of one sequence never meet in one switch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def switch_of(node: str, switches: Iterable[Switch]) -> Switch | None:
 
 
 def host_only(workers: Iterable[Located], servers: Iterable[Located]) -> Placement:
-    """A placement without any switch. Bits are still given: 32 workers a rack in rank order, so that coverage is told alike."""
+    """A placement without any switch. Bits are still given, 32 workers a rack in rank order, to tell coverage alike."""
     seats = tuple(
         Seat(
             w.index,
@@ -122,5 +122,6 @@ def _rack_too_large(switch: Switch, workers: int) -> Refusal | None:
         return None
     return Refusal(
         "FanInExceeded",
-        f"needs a fan-in of {workers} on switch {switch.name}: {most} is its most; spread the workers over more switches",
+        f"needs a fan-in of {workers} on switch {switch.name}: {most} is its most; spread the workers over more "
+        f"switches",
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an object must be before it can run; every text says which field, what is wrong and what to do.
 
-The schema's CEL rules say the same for clusters without the webhook; these hold for objects that came in another way, too.
+The schema's CEL rules say the same for clusters without the webhook; these hold for what came in another way, too.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def validate_job(job: Mapping[str, Any]) -> list[str]:
     name = (job.get("metadata") or {}).get("name", "")
     if name and (len(name) > 51 or not NAME.match(name)):
         errors.append(
-            f"metadata.name {name!r}: at most 51 characters, lower-case letters, digits and '-', beginning with a letter: "
-            f"pods and a Service are named after it"
+            f"metadata.name {name!r}: at most 51 characters, lower-case letters, digits and '-', beginning with a "
+            f"letter: pods and a Service are named after it"
         )
     workers = spec.get("workers") or {}
     replicas = workers.get("replicas")
@@ -66,13 +66,13 @@ def validate_job(job: Mapping[str, Any]) -> list[str]:
         errors.append(f"spec.scale is {scale!r}: it must be a finite number, 100000000 (1e8) is usual")
     elif not 0 < scale <= SCALE_MAX:
         errors.append(
-            f"spec.scale is {scale:g}: it must be above 0 and at most 2147483648 (2^31), for a value x travels as round(x * scale) "
-            f"in 32 bits; 100000000 (1e8) is usual"
+            f"spec.scale is {scale:g}: it must be above 0 and at most 2147483648 (2^31), for a value x travels as "
+            f"round(x * scale) in 32 bits; 100000000 (1e8) is usual"
         )
     request = (spec.get("aggregators") or {}).get("request", 1024)
     if not isinstance(request, int) or not 1 <= request <= wire.AGGREGATOR_INDEX_MAX + 1:
         errors.append(
-            f"spec.aggregators.request is {request!r}: 1 to {wire.AGGREGATOR_INDEX_MAX + 1}, aggregatorIndex has 16 bits"
+            f"spec.aggregators.request is {request!r}: 1 to {wire.AGGREGATOR_INDEX_MAX + 1}, for an index has 16 bits"
         )
     values = spec.get("valuesPerPacket")
     profiles = (wire.VALUES_BASE, wire.VALUES_LARGE, wire.VALUES_JUMBO)
@@ -92,8 +92,8 @@ def _template(path: str, template: Mapping[str, Any] | None) -> list[str]:
         errors.append(f"{path}.spec.hostNetwork must be false: the switch knows a worker by the address of its pod")
     if spec.get("restartPolicy", "Never") != "Never":
         errors.append(
-            f"{path}.spec.restartPolicy is {spec['restartPolicy']}: it must be Never or absent, a failed worker restarts the "
-            f"whole job as a new epoch (spec.backoffLimit)"
+            f"{path}.spec.restartPolicy is {spec['restartPolicy']}: it must be Never or absent, a failed worker "
+            f"restarts the whole job as a new epoch (spec.backoffLimit)"
         )
     for key in ("containers", "initContainers"):
         for index, container in enumerate(spec.get(key) or ()):
@@ -121,8 +121,8 @@ def validate_job_update(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[
         return []
     before, after = old.get("spec") or {}, new.get("spec") or {}
     return [
-        f"spec.{key} cannot change while the job is admitted (phase {status.get('phase')}): set spec.suspend to true first, "
-        f"or make a new job"
+        f"spec.{key} cannot change while the job is admitted (phase {status.get('phase')}): set spec.suspend to true "
+        f"first, or make a new job"
         for key in FROZEN
         if before.get(key) != after.get(key)
     ]
@@ -158,7 +158,7 @@ def validate_quota(quota: Mapping[str, Any]) -> list[str]:
         needs = rule.get("operator") in ("In", "NotIn")
         if needs != bool(rule.get("values")):
             errors.append(
-                f"spec.namespaceSelector.matchExpressions[{index}].values must be given for In and NotIn, and absent for "
-                f"Exists and DoesNotExist"
+                f"spec.namespaceSelector.matchExpressions[{index}].values must be given for In and NotIn, and absent "
+                f"for Exists and DoesNotExist"
             )
     return errors

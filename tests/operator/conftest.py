@@ -71,22 +71,18 @@ def wait_for(look: Callable[[], T], what: str, seconds: float = 30.0) -> T:
 def make_certificates(folder: Path) -> None:
     """A CA and one certificate for loopback and the agents' name, good for servers and clients."""
     folder.mkdir(parents=True, exist_ok=True)
-    run = {"check": True, "capture_output": True, "cwd": folder}
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", "ca.key",
-         "-out", "ca.crt", "-days", "2", "-subj", "/CN=atp test CA"], **run,
-    )  # fmt: skip
-    subprocess.run(
-        ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", "tls.key",
-         "-out", "tls.csr", "-subj", "/CN=atp test"], **run,
-    )  # fmt: skip
+
+    def run(*command: str) -> None:
+        subprocess.run(["openssl", *command], check=True, capture_output=True, cwd=folder)
+
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    run("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.crt", "-days", "2", "-subj", "/CN=atp test CA")
+    run("req", *key, "-keyout", "tls.key", "-out", "tls.csr", "-subj", "/CN=atp test")
     (folder / "ext").write_text(
         "subjectAltName=DNS:localhost,DNS:atp-switch-agent,IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n"
     )
-    subprocess.run(
-        ["openssl", "x509", "-req", "-in", "tls.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
-         "-out", "tls.crt", "-extfile", "ext"], **run,
-    )  # fmt: skip
+    sign = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "ext")
+    run("x509", "-req", "-in", "tls.csr", "-out", "tls.crt", *sign)
 
 
 class Cluster:
@@ -104,35 +100,75 @@ class Cluster:
         make_certificates(self.tls)
         peer, client = free_port(), free_port()
         self._spawn(
-            "etcd", "--data-dir", str(self.folder / "etcd"), "--listen-client-urls", f"http://127.0.0.1:{client}",
-            "--advertise-client-urls", f"http://127.0.0.1:{client}", "--listen-peer-urls", f"http://127.0.0.1:{peer}",
-            "--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}", "--initial-cluster", f"default=http://127.0.0.1:{peer}",
+            "etcd",
+            "--data-dir",
+            str(self.folder / "etcd"),
+            "--listen-client-urls",
+            f"http://127.0.0.1:{client}",
+            "--advertise-client-urls",
+            f"http://127.0.0.1:{client}",
+            "--listen-peer-urls",
+            f"http://127.0.0.1:{peer}",
+            "--initial-advertise-peer-urls",
+            f"http://127.0.0.1:{peer}",
+            "--initial-cluster",
+            f"default=http://127.0.0.1:{peer}",
             "--unsafe-no-fsync",
-        )  # fmt: skip
+        )
         key = self.folder / "sa.key"
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
         (self.folder / "tokens").write_text("admin,admin,1,system:masters\noperator,operator,2\n")
         self._spawn(
-            "kube-apiserver", "--etcd-servers", f"http://127.0.0.1:{client}", "--bind-address", "127.0.0.1",
-            "--advertise-address", "127.0.0.1", "--secure-port", str(self.port), "--cert-dir", str(self.folder / "certs"),
-            "--service-cluster-ip-range", "10.0.0.0/24", "--service-account-issuer", "https://localhost",
-            "--service-account-key-file", str(key), "--service-account-signing-key-file", str(key),
-            "--token-auth-file", str(self.folder / "tokens"), "--authorization-mode", "RBAC",
-            "--disable-admission-plugins", "ServiceAccount,TaintNodesByCondition", "--allow-privileged",
-            "--endpoint-reconciler-type", "none",
-        )  # fmt: skip
+            "kube-apiserver",
+            "--etcd-servers",
+            f"http://127.0.0.1:{client}",
+            "--bind-address",
+            "127.0.0.1",
+            "--advertise-address",
+            "127.0.0.1",
+            "--secure-port",
+            str(self.port),
+            "--cert-dir",
+            str(self.folder / "certs"),
+            "--service-cluster-ip-range",
+            "10.0.0.0/24",
+            "--service-account-issuer",
+            "https://localhost",
+            "--service-account-key-file",
+            str(key),
+            "--service-account-signing-key-file",
+            str(key),
+            "--token-auth-file",
+            str(self.folder / "tokens"),
+            "--authorization-mode",
+            "RBAC",
+            "--disable-admission-plugins",
+            "ServiceAccount,TaintNodesByCondition",
+            "--allow-privileged",
+            "--endpoint-reconciler-type",
+            "none",
+        )
         for user in ("admin", "operator"):
             (self.folder / f"{user}.kubeconfig").write_text(
                 yaml.safe_dump(
                     {
-                        "apiVersion": "v1", "kind": "Config", "current-context": "test",
-                        "clusters": [{"name": "test", "cluster": {
-                            "server": f"https://127.0.0.1:{self.port}", "insecure-skip-tls-verify": True}}],
+                        "apiVersion": "v1",
+                        "kind": "Config",
+                        "current-context": "test",
+                        "clusters": [
+                            {
+                                "name": "test",
+                                "cluster": {
+                                    "server": f"https://127.0.0.1:{self.port}",
+                                    "insecure-skip-tls-verify": True,
+                                },
+                            }
+                        ],
                         "users": [{"name": user, "user": {"token": user}}],
                         "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
                     }
                 )
-            )  # fmt: skip
+            )
         wait_for(lambda: self.kubectl("get", "--raw", "/readyz", check=False).stdout == "ok", "the API server", 90)
         self.kubectl("create", "namespace", "atp-system")
         self.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
@@ -164,8 +200,11 @@ class Cluster:
     def kubectl(self, *args: str, stdin: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [self.binaries / "kubectl", "--kubeconfig", self.folder / "admin.kubeconfig", *args],
-            input=stdin, capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         assert not check or done.returncode == 0, f"kubectl {' '.join(args)}: {done.stderr}"
         return done
 
@@ -190,35 +229,49 @@ class Cluster:
     def patch_status(self, pod: Object, status: Object) -> None:
         meta = pod["metadata"]
         self.kubectl(
-            "patch", "pod", meta["name"], "-n", meta["namespace"], "--subresource=status", "--type=merge",
-            "-p", json.dumps({"status": status}),
-        )  # fmt: skip
+            "patch",
+            "pod",
+            meta["name"],
+            "-n",
+            meta["namespace"],
+            "--subresource=status",
+            "--type=merge",
+            "-p",
+            json.dumps({"status": status}),
+        )
 
     def run_pods(self, job: str, count: int, node: Callable[[str], str] = lambda _: "node-a") -> list[Object]:
         """What scheduler and kubelet do: a node, an address, a running sidecar and trainer."""
         pods = wait_for(
-            lambda: (p := self.pods(job)) if len([x for x in self.pods(job) if not x["metadata"].get("deletionTimestamp")])
-            == count else [], f"{count} pods of {job}",
-        )  # fmt: skip
+            lambda: (
+                (p := self.pods(job))
+                if len([x for x in self.pods(job) if not x["metadata"].get("deletionTimestamp")]) == count
+                else []
+            ),
+            f"{count} pods of {job}",
+        )
         for pod in pods:
             name = pod["metadata"]["name"]
             if not pod["spec"].get("nodeName"):
                 binding = {
-                    "apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, "namespace": "default"},
+                    "apiVersion": "v1",
+                    "kind": "Binding",
+                    "metadata": {"name": name, "namespace": "default"},
                     "target": {"apiVersion": "v1", "kind": "Node", "name": node(name)},
-                }  # fmt: skip
+                }
                 self.request("POST", f"/api/v1/namespaces/default/pods/{name}/binding", binding)
             Cluster.addresses += 1
             self.patch_status(
                 pod,
                 {
-                    "phase": "Running", "podIP": (ip := f"10.244.{Cluster.addresses // 250}.{Cluster.addresses % 250 + 1}"),
+                    "phase": "Running",
+                    "podIP": (ip := f"10.244.{Cluster.addresses // 250}.{Cluster.addresses % 250 + 1}"),
                     "podIPs": [{"ip": ip}],
                     "initContainerStatuses": [self._container("atp-sidecar", True)],
                     "containerStatuses": [self._container("trainer", True)],
                     "conditions": [{"type": "Ready", "status": "True"}],
                 },
-            )  # fmt: skip
+            )
         return self.pods(job)
 
     addresses = 0
@@ -230,15 +283,25 @@ class Cluster:
             if running
             else {"terminated": {"exitCode": code, "reason": "Error" if code else "Completed"}}
         )
-        return {"name": name, "image": "x", "imageID": "x", "ready": running, "restartCount": 0, "started": running,
-                "state": state}  # fmt: skip
+        return {
+            "name": name,
+            "image": "x",
+            "imageID": "x",
+            "ready": running,
+            "restartCount": 0,
+            "started": running,
+            "state": state,
+        }
 
     def end_pod(self, pod: Object, code: int = 0) -> None:
         self.patch_status(
             pod,
-            {"phase": "Failed" if code else "Succeeded", "containerStatuses": [self._container("trainer", False, code)],
-             "conditions": [{"type": "Ready", "status": "False"}]},
-        )  # fmt: skip
+            {
+                "phase": "Failed" if code else "Succeeded",
+                "containerStatuses": [self._container("trainer", False, code)],
+                "conditions": [{"type": "Ready", "status": "False"}],
+            },
+        )
 
     def finish_deletions(self, job: str) -> None:
         """What the kubelet does with pods that are marked for deletion."""
@@ -261,10 +324,11 @@ class Cluster:
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         request = urllib.request.Request(
-            f"https://127.0.0.1:{self.port}{path}", method=method,
+            f"https://127.0.0.1:{self.port}{path}",
+            method=method,
             data=json.dumps(body).encode() if body is not None else None,
             headers={"Authorization": "Bearer admin", "Content-Type": "application/json"},
-        )  # fmt: skip
+        )
         with urllib.request.urlopen(request, context=context, timeout=30) as answer:
             result: Object = json.loads(answer.read() or b"{}")
         return result
@@ -303,9 +367,11 @@ class Operator:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "atp_operator", "run"], env=self._env, stdout=self.log.open("ab"),
+            [sys.executable, "-m", "atp_operator", "run"],
+            env=self._env,
+            stdout=self.log.open("ab"),
             stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        )
         wait_for(lambda: self.metric("atp_operator_leader") is not None, f"{self.name}'s metrics", 30)
 
     def metric(self, name: str) -> float | None:
@@ -335,7 +401,7 @@ class Operator:
 
 
 class FakeAgent(rpc.SwitchAgentServicer):
-    """The operator's peer: accepts desired states and says PROGRAMMED, or what a test wants. Real gRPC with mutual TLS."""
+    """The operator's peer: real gRPC with mutual TLS; says PROGRAMMED to everything, or what a test wants."""
 
     def __init__(self, tls: Path, aggregators: int = 4096, values: tuple[int, ...] = (62, 350)) -> None:
         self.port = free_port()
@@ -344,7 +410,11 @@ class FakeAgent(rpc.SwitchAgentServicer):
         self.state = pb.DesiredState()
         self.history: list[pb.DesiredState] = []
         self.connected = True
-        self.answer: Callable[[pb.Job], tuple[int, str, str]] = lambda _: (pb.JobStatus.PROGRAMMED, "", "")
+        self.answer: Callable[[pb.Job], tuple[pb.JobStatus.State.ValueType, str, str]] = lambda _: (
+            pb.JobStatus.PROGRAMMED,
+            "",
+            "",
+        )
         self.counters: dict[str, int] = {}
         self._changed = threading.Condition()
         self._server: grpc.Server | None = None
@@ -355,8 +425,9 @@ class FakeAgent(rpc.SwitchAgentServicer):
         rpc.add_SwitchAgentServicer_to_server(self, self._server)
         credentials = grpc.ssl_server_credentials(
             [((self._tls / "tls.key").read_bytes(), (self._tls / "tls.crt").read_bytes())],
-            (self._tls / "ca.crt").read_bytes(), require_client_auth=True,
-        )  # fmt: skip
+            (self._tls / "ca.crt").read_bytes(),
+            require_client_auth=True,
+        )
         assert self._server.add_secure_port(f"127.0.0.1:{self.port}", credentials) == self.port
         self._server.start()
 
@@ -374,21 +445,31 @@ class FakeAgent(rpc.SwitchAgentServicer):
 
     def _observed(self) -> pb.ObservedState:
         result = pb.ObservedState(
-            switch_name=self.state.switch_name, generation=self.state.generation, connected=self.connected,
+            switch_name=self.state.switch_name,
+            generation=self.state.generation,
+            connected=self.connected,
             in_sync=self.connected,
-        )  # fmt: skip
+        )
         for job in self.state.jobs:
             state, reason, message = self.answer(job)
-            result.jobs.add(
-                job_id=job.job_id, epoch=job.epoch, uid=job.uid, state=state, reason=reason, message=message
-            )  # type: ignore[arg-type]
+            result.jobs.append(
+                pb.JobStatus(
+                    job_id=job.job_id, epoch=job.epoch, uid=job.uid, state=state, reason=reason, message=message
+                )
+            )
         return result
 
     def GetCapabilities(self, request: Any, context: Any) -> pb.Capabilities:
         return pb.Capabilities(
-            switch_name="s", target="software-bpf", aggregators=self.aggregators, values=self.values, multicast_groups=254,
-            job_ids=255, fan_in_max=32, version="test",
-        )  # fmt: skip
+            switch_name="s",
+            target="software-bpf",
+            aggregators=self.aggregators,
+            values=self.values,
+            multicast_groups=254,
+            job_ids=255,
+            fan_in_max=32,
+            version="test",
+        )
 
     def GetObservedState(self, request: Any, context: Any) -> pb.ObservedState:
         return self._observed()
@@ -407,9 +488,15 @@ class FakeAgent(rpc.SwitchAgentServicer):
     def StreamTelemetry(self, request: pb.TelemetryRequest, context: Any) -> Iterator[pb.Telemetry]:
         while context.is_active():
             yield pb.Telemetry(
-                switch_name="s", time_seconds=time.time(), observed=self._observed(), aggregators_in_use=len(self.state.jobs),
-                jobs=[pb.JobCounters(job_id=j.job_id, epoch=j.epoch, uid=j.uid, counters=self.counters) for j in self.state.jobs],
-            )  # fmt: skip
+                switch_name="s",
+                time_seconds=time.time(),
+                observed=self._observed(),
+                aggregators_in_use=len(self.state.jobs),
+                jobs=[
+                    pb.JobCounters(job_id=j.job_id, epoch=j.epoch, uid=j.uid, counters=self.counters)
+                    for j in self.state.jobs
+                ],
+            )
             with self._changed:
                 self._changed.wait(0.5)
 
@@ -419,7 +506,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     binaries = find_binaries()
     if binaries is None:
         pytest.skip(
-            "no kube-apiserver, etcd and kubectl in ~/.cache/atp/bin: `make setup-cluster` builds them, or set ATP_KUBE_BIN"
+            "no kube-apiserver, etcd and kubectl in ~/.cache/atp/bin (`make demo` builds them); or set ATP_KUBE_BIN"
         )
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed: it makes the test certificates")
@@ -467,11 +554,16 @@ class Lab:
             agent.start()
         self.cluster.apply(
             {
-                "apiVersion": "atp.dev/v1alpha1", "kind": "ATPSwitch", "metadata": {"name": name},
-                "spec": {"type": "Software", "nodes": nodes,
-                         "agent": {"address": f"127.0.0.1:{agent.port}", "serverName": "atp-switch-agent"}},
+                "apiVersion": "atp.dev/v1alpha1",
+                "kind": "ATPSwitch",
+                "metadata": {"name": name},
+                "spec": {
+                    "type": "Software",
+                    "nodes": nodes,
+                    "agent": {"address": f"127.0.0.1:{agent.port}", "serverName": "atp-switch-agent"},
+                },
             }
-        )  # fmt: skip
+        )
         self._agents.append((name, agent))
         if start and self.operator is not None:
             wait_for(lambda: self.ready(name), f"ATPSwitch {name} Ready")
@@ -485,15 +577,19 @@ class Lab:
     def job(name: str, workers: int = 2, **spec: Any) -> Object:
         """An ATPJob manifest."""
         return {
-            "apiVersion": "atp.dev/v1alpha1", "kind": "ATPJob", "metadata": {"name": name, "namespace": "default"},
+            "apiVersion": "atp.dev/v1alpha1",
+            "kind": "ATPJob",
+            "metadata": {"name": name, "namespace": "default"},
             "spec": {
                 "workers": {
                     "replicas": workers,
-                    "template": {"spec": {"containers": [{"name": "trainer", "image": "trainer:test", "command": ["true"]}]}},
+                    "template": {
+                        "spec": {"containers": [{"name": "trainer", "image": "trainer:test", "command": ["true"]}]}
+                    },
                 },
                 **spec,
             },
-        }  # fmt: skip
+        }
 
     def apply_job(self, name: str, workers: int = 2, **spec: Any) -> None:
         self.cluster.apply(self.job(name, workers, **spec))
@@ -501,9 +597,13 @@ class Lab:
 
     def quota(self, name: str, **spec: Any) -> None:
         self.cluster.apply(
-            {"apiVersion": "atp.dev/v1alpha1", "kind": "ATPTenantQuota", "metadata": {"name": name},
-             "spec": {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "default"}}, **spec}}
-        )  # fmt: skip
+            {
+                "apiVersion": "atp.dev/v1alpha1",
+                "kind": "ATPTenantQuota",
+                "metadata": {"name": name},
+                "spec": {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "default"}}, **spec},
+            }
+        )
         self._quotas.append(name)
 
     def phase(self, job: str, *phases: str, seconds: float = 30.0) -> Object:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from atp_api.switchagent.v1alpha1 import switchagent_pb2 as pb
+
 
 def test_job_from_apply_to_release(lab: Any) -> None:
     agent = lab.agent("sw-life", ["node-a"])
@@ -81,18 +83,47 @@ def test_bad_jobs_are_rejected_at_apply(lab: Any) -> None:
         ("request", {"aggregators": {"request": 65537}}, "65536"),
         ("valuesPerPacket", {"valuesPerPacket": 61}, "62"),
         ("parameterServers", {"parameterServers": {"replicas": 2}}, "exactly 1 parameter server"),
-        ("hostNetwork", {"workers": {"replicas": 1, "template": {"spec": {**template["spec"], "hostNetwork": True}}}},
-         "hostNetwork must be false"),
-        ("restartPolicy", {"workers": {"replicas": 1, "template": {"spec": {**template["spec"], "restartPolicy": "Always"}}}},
-         "restartPolicy must be Never"),
-        ("name", {"workers": {"replicas": 1, "template": {"spec": {"containers": [{**container, "name": "atp-sidecar"}]}}}},
-         "atp-sidecar"),
-        ("volume", {"workers": {"replicas": 1, "template": {"spec": {
-            **template["spec"], "volumes": [{"name": "atp-shm", "emptyDir": {}}]}}}}, "atp-shm"),
+        (
+            "hostNetwork",
+            {"workers": {"replicas": 1, "template": {"spec": {**template["spec"], "hostNetwork": True}}}},
+            "hostNetwork must be false",
+        ),
+        (
+            "restartPolicy",
+            {"workers": {"replicas": 1, "template": {"spec": {**template["spec"], "restartPolicy": "Always"}}}},
+            "restartPolicy must be Never",
+        ),
+        (
+            "name",
+            {"workers": {"replicas": 1, "template": {"spec": {"containers": [{**container, "name": "atp-sidecar"}]}}}},
+            "atp-sidecar",
+        ),
+        (
+            "volume",
+            {
+                "workers": {
+                    "replicas": 1,
+                    "template": {"spec": {**template["spec"], "volumes": [{"name": "atp-shm", "emptyDir": {}}]}},
+                }
+            },
+            "atp-shm",
+        ),
         # Only the webhook looks into mounts.
-        ("volumeMounts", {"workers": {"replicas": 1, "template": {"spec": {"containers": [
-            {**container, "volumeMounts": [{"name": "v", "mountPath": "/run/atp"}]}]}}}}, "/run/atp"),
-    ]  # fmt: skip
+        (
+            "volumeMounts",
+            {
+                "workers": {
+                    "replicas": 1,
+                    "template": {
+                        "spec": {
+                            "containers": [{**container, "volumeMounts": [{"name": "v", "mountPath": "/run/atp"}]}]
+                        }
+                    },
+                }
+            },
+            "/run/atp",
+        ),
+    ]
     for field, change, text in cases:
         manifest = lab.job("bad")
         manifest["spec"].update(change)
@@ -116,8 +147,11 @@ def test_bad_switches_and_quotas_are_rejected(lab: Any) -> None:
     refused("ATPSwitch", {"type": "Tofino", "agent": {"address": "10.0.0.1:99999"}, "nodes": ["n"]}, "host:port")
     refused("ATPSwitch", {"type": "Tofino", "agent": {"address": "10.0.0.1:9560"}}, "which nodes")
     refused("ATPTenantQuota", {"namespaceSelector": {}}, "limits nothing")
-    refused("ATPTenantQuota", {"namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}, "maxJobs": 1},
-            "values must be given")  # fmt: skip
+    refused(
+        "ATPTenantQuota",
+        {"namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}, "maxJobs": 1},
+        "values must be given",
+    )
 
 
 def test_quota_queue_admits_when_room_appears(lab: Any) -> None:
@@ -247,7 +281,7 @@ def test_switch_away_means_host_only_never_a_block(lab: Any) -> None:
 
 def test_agent_that_refuses_means_host_only(lab: Any) -> None:
     agent = lab.agent("sw-full", ["node-a"])
-    agent.answer = lambda _: (3, "SwitchFull", "the table atp_member has 0 of 64 entries free")
+    agent.answer = lambda _: (pb.JobStatus.FAILED, "SwitchFull", "the table atp_member has 0 of 64 entries free")
     lab.apply_job("refused", workers=1)
     lab.cluster.run_pods("refused", 2)
     status = lab.phase("refused", "Running")
@@ -266,9 +300,13 @@ def test_switch_that_restarts_empty_is_programmed_again(lab: Any) -> None:
     lab.wait_for(lambda: lab.cluster.status("steady").get("mode") == "HostOnly", "seen as lost", 20)
     assert lab.condition("steady", "SwitchProgrammed")["reason"] == "SwitchUnreachable"
     text = lab.wait_for(
-        lambda: (t := lab.cluster.get("pod", "steady-worker-0")["metadata"]["annotations"]["atp.dev/assignment"])
-        and json.loads(t)["revision"] == 2 and t, "revision 2",
-    )  # fmt: skip
+        lambda: (
+            (t := lab.cluster.get("pod", "steady-worker-0")["metadata"]["annotations"]["atp.dev/assignment"])
+            and json.loads(t)["revision"] == 2
+            and t
+        ),
+        "revision 2",
+    )
     assert json.loads(text)["mode"] == "HostOnly" and json.loads(text)["epoch"] == 1
     agent.start()
     lab.wait_for(lambda: [j.name for j in agent.jobs()] == ["default/steady"], "programmed again", 30)
@@ -349,10 +387,22 @@ def test_finished_job_is_deleted_after_its_ttl(lab: Any) -> None:
 def test_unschedulable_pod_is_the_reason(lab: Any) -> None:
     lab.agent("sw-gang", ["node-a"])
     lab.apply_job("gang", workers=2)
-    pods = lab.wait_for(lambda: (p := lab.cluster.pods("gang")) if len(lab.cluster.pods("gang")) == 3 else [], "pods")
+    lab.wait_for(lambda: len(lab.cluster.pods("gang")) == 3, "pods")
+    pods = lab.cluster.pods("gang")
     worker = next(p for p in pods if p["metadata"]["name"] == "gang-worker-1")
-    lab.cluster.patch_status(worker, {"conditions": [
-        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: 1 Insufficient cpu"}]})  # fmt: skip
+    lab.cluster.patch_status(
+        worker,
+        {
+            "conditions": [
+                {
+                    "type": "PodScheduled",
+                    "status": "False",
+                    "reason": "Unschedulable",
+                    "message": "0/1 nodes: 1 Insufficient cpu",
+                }
+            ]
+        },
+    )
     status = lab.wait_for(lambda: (s := lab.cluster.status("gang")).get("reason") == "Unschedulable" and s, "reason")
     assert status["message"] == "0 of 3 pods are there; pod gang-worker-1: 0/1 nodes: 1 Insufficient cpu"
     assert lab.condition("gang", "PodsReady")["status"] == "False"
@@ -374,8 +424,12 @@ def test_two_racks_make_a_two_level_tree(lab: Any) -> None:
 
 def test_foreign_pods_are_injected_or_refused(lab: Any) -> None:
     def pod(name: str, labels: dict[str, str], **spec: Any) -> dict[str, Any]:
-        return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default", "labels": labels},
-                "spec": {"containers": [{"name": "main", "image": "x"}], **spec}}  # fmt: skip
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "default", "labels": labels},
+            "spec": {"containers": [{"name": "main", "image": "x"}], **spec},
+        }
 
     labels = {"atp.dev/job": "other", "atp.dev/role": "worker", "batch.kubernetes.io/job-completion-index": "7"}
     done = lab.cluster.kubectl(
@@ -404,10 +458,17 @@ def test_software_switch_pods_become_switches(lab: Any) -> None:
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-soft"}}
     lab.cluster.apply(node)
     lab.cluster.apply(
-        {"apiVersion": "v1", "kind": "Pod",
-         "metadata": {"name": "softswitch-x", "namespace": "atp-system", "labels": {"app.kubernetes.io/component": "softswitch"}},
-         "spec": {"nodeName": "node-soft", "containers": [{"name": "agent", "image": "x"}]}}
-    )  # fmt: skip
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": "softswitch-x",
+                "namespace": "atp-system",
+                "labels": {"app.kubernetes.io/component": "softswitch"},
+            },
+            "spec": {"nodeName": "node-soft", "containers": [{"name": "agent", "image": "x"}]},
+        }
+    )
     pod = lab.cluster.get("pod", "softswitch-x", "atp-system")
     lab.cluster.patch_status(
         pod, {"phase": "Running", "hostIP": "127.0.0.9", "conditions": [{"type": "Ready", "status": "True"}]}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planner in a simulated cluster: jobs come, fail, pause and go, switches vanish and return, and what must hold holds.
+"""The planner in a simulated cluster: jobs come, fail, pause and go, switches vanish and return.
 
-The simulation does with a plan what the controller does, through the same API objects (dicts), so that everything the
-planner knows after a step has gone through a status. Pods get nodes and addresses by chance, switches do as they are told.
+The simulation does with a plan what the controller does, through the same API objects (dicts), so that everything
+the planner knows after a step has gone through a status. Pods get nodes and addresses by chance, switches do as told.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import random
 from dataclasses import replace
 from typing import Any
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from atp_operator import FINALIZER
 from atp_operator.desired import assignments, desired_jobs
 from atp_operator.injection import SidecarConfig
 from atp_operator.model import AgentView, Capacity, Job, JobReport, JobStatus, Limits, Pod, Quota, Switch, rfc3339
 from atp_operator.planning import ClusterPlan, Snapshot, plan_cluster
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 Object = dict[str, Any]
 SIDECAR = SidecarConfig(image="sidecar:test")
@@ -54,15 +55,23 @@ class Simulation:
         self.pods: dict[str, list[Pod]] = {}
         self.quotas = quotas
         self.switches: dict[str, Object] = {
-            name: {"metadata": {"name": name, "generation": 1},
-                   "spec": {"type": "Software", "nodes": below[name], "agent": {"address": f"{name}:1"}}}
+            name: {
+                "metadata": {"name": name, "generation": 1},
+                "spec": {"type": "Software", "nodes": below[name], "agent": {"address": f"{name}:1"}},
+            }
             for name in aggregators
-        }  # fmt: skip
+        }
         self.views = {
-            name: AgentView(known=True, reachable=True, connected=True, in_sync=True, since=self.now,
-                            capacity=Capacity(aggregators=n, values=(62, 350), target="software-bpf"))
+            name: AgentView(
+                known=True,
+                reachable=True,
+                connected=True,
+                in_sync=True,
+                since=self.now,
+                capacity=Capacity(aggregators=n, values=(62, 350), target="software-bpf"),
+            )
             for name, n in aggregators.items()
-        }  # fmt: skip
+        }
         self.addresses = 0
         self.last_used: dict[tuple[str, int], tuple[str, int, float]] = {}  # (switch, job ID) -> uid, epoch, time
 
@@ -118,7 +127,9 @@ class Simulation:
             for job in jobs:
                 before = self.last_used.get((name, job.job_id))
                 if before is not None and before[:2] != (job.uid, job.epoch):
-                    assert self.now - before[2] >= LIMITS.quarantine, f"job ID {job.job_id} came back too soon on {name}"
+                    assert self.now - before[2] >= LIMITS.quarantine, (
+                        f"job ID {job.job_id} came back too soon on {name}"
+                    )
             for job in jobs:
                 self.last_used[name, job.job_id] = (job.uid, job.epoch, self.now)
             self.views[name] = replace(
@@ -139,9 +150,13 @@ class Simulation:
                 if not pod.node:
                     self.addresses += 1
                     pod = replace(
-                        pod, node=choose.choice(NODES), address=f"10.0.{self.addresses // 250}.{self.addresses % 250}",
-                        phase="Running", sidecar_started=True, ready=True,
-                    )  # fmt: skip
+                        pod,
+                        node=choose.choice(NODES),
+                        address=f"10.0.{self.addresses // 250}.{self.addresses % 250}",
+                        phase="Running",
+                        sidecar_started=True,
+                        ready=True,
+                    )
                 result.append(pod)
             self.pods[key] = result
 
@@ -161,7 +176,7 @@ def check_switches(sim: Simulation) -> None:
             owner = by_uid[job.uid]
             assert sum(r.size for r in job.regions) >= owner.spec.request
             for region in job.regions:
-                assert 0 <= region.start and region.start + region.size <= switch.capacity.aggregators
+                assert region.start >= 0 and region.start + region.size <= switch.capacity.aggregators
                 held.append((job.uid, region.start, region.start + region.size, owner.spec.mode == "Reserved"))
             level0 = [m.bit for m in job.members if not m.edge]
             level1 = [m.bit for m in job.members if m.edge] + [rack.bit for rack in job.racks]
@@ -199,7 +214,9 @@ def check_quotas(sim: Simulation) -> None:
     snapshot = sim.snapshot()
     for quota in snapshot.quotas:
         jobs = [
-            j for j in snapshot.jobs if quota.selects(snapshot.namespaces[j.namespace]) and j.status.admitted and not j.deleting
+            j
+            for j in snapshot.jobs
+            if quota.selects(snapshot.namespaces[j.namespace]) and j.status.admitted and not j.deleting
         ]
         assert quota.max_jobs is None or len(jobs) <= quota.max_jobs
         for name in snapshot.switches:
@@ -214,23 +231,36 @@ class Planner(RuleBasedStateMachine):
         max_jobs=st.sampled_from([None, 1, 3]),
         nominal=st.sampled_from([None, 1024, 3000]),
     )
-    def begin(self, sizes: tuple[int, int], shape: dict[str, list[str]], max_jobs: int | None, nominal: int | None) -> None:
+    def begin(
+        self, sizes: tuple[int, int], shape: dict[str, list[str]], max_jobs: int | None, nominal: int | None
+    ) -> None:
         quota = Quota("a", {"matchLabels": {"team": "a"}}, max_jobs, nominal)
         self.sim = Simulation(dict(zip(("s0", "s1"), sizes, strict=True)), shape, [quota])
         self.count = 0
 
     @rule(
-        workers=st.sampled_from([1, 2, 5, 33, 40]), mode=st.sampled_from(["Shared", "Reserved", "HostOnly"]),
-        request=st.sampled_from([1, 300, 1024, 2000]), switches=st.sampled_from([[], [], ["s0"], ["s0", "s1"], ["nowhere"]]),
-        namespace=st.sampled_from(["team-a", "team-b"]), backoff=st.integers(0, 2),
-    )  # fmt: skip
+        workers=st.sampled_from([1, 2, 5, 33, 40]),
+        mode=st.sampled_from(["Shared", "Reserved", "HostOnly"]),
+        request=st.sampled_from([1, 300, 1024, 2000]),
+        switches=st.sampled_from([[], [], ["s0"], ["s0", "s1"], ["nowhere"]]),
+        namespace=st.sampled_from(["team-a", "team-b"]),
+        backoff=st.integers(0, 2),
+    )
     def create(self, workers: int, mode: str, request: int, switches: list[str], namespace: str, backoff: int) -> None:
         self.count += 1
         uid = f"uid-{self.count}"
         self.sim.jobs[uid] = job_object(
-            f"job-{self.count}", self.sim.now, uid, workers=workers, mode=mode, aggregators={"request": request},
-            switches=switches, namespace=namespace, backoffLimit=backoff, ttlSecondsAfterFinished=50,
-        )  # fmt: skip
+            f"job-{self.count}",
+            self.sim.now,
+            uid,
+            workers=workers,
+            mode=mode,
+            aggregators={"request": request},
+            switches=switches,
+            namespace=namespace,
+            backoffLimit=backoff,
+            ttlSecondsAfterFinished=50,
+        )
 
     @rule()
     def plan(self) -> None:

@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Allocation, topology, injection, validation and assignments by example."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from typing import Any
+
+import pytest
+
+from atp_operator.allocation import Allocation, Ledger, Refusal, gaps
+from atp_operator.cache import Store
+from atp_operator.desired import assignments, desired_jobs
+from atp_operator.injection import InjectionError, SidecarConfig, inject
+from atp_operator.model import AgentView, Capacity, Job, JobStatus, Placement, Region, Switch
+from atp_operator.pods import job_pods
+from atp_operator.settings import Settings, SettingsError
+from atp_operator.topology import Located, host_only, place
+from atp_operator.validation import validate_job, validate_job_update
+
+CONFIG = SidecarConfig(image="sidecar:1")
+
+
+def switch(name: str, nodes: list[str], aggregators: int = 4096, kind: str = "Software", **capacity: Any) -> Switch:
+    view = AgentView(
+        known=True,
+        reachable=True,
+        connected=True,
+        capacity=Capacity(aggregators=aggregators, values=(62, 350), **capacity),
+    )
+    raw = {"metadata": {"name": name}, "spec": {"type": kind, "nodes": nodes, "agent": {"address": "h:1"}}}
+    return Switch.from_object(raw, {}, view)
+
+
+def located(count: int, node: str, start: int = 0) -> list[Located]:
+    return [Located(start + i, node, f"10.0.{node[1:]}.{start + i}", f"w{start + i}") for i in range(count)]
+
+
+PS = [Located(0, "n9", "10.0.9.1", "ps0")]
+
+
+def test_gaps() -> None:
+    assert gaps(10, []) == [Region(0, 10)]
+    assert gaps(10, [Region(2, 3), Region(4, 2), Region(9, 5)]) == [Region(0, 2), Region(6, 3)]
+    assert gaps(4, [Region(0, 9)]) == []
+
+
+def test_shared_jobs_share_and_reserved_ones_do_not() -> None:
+    ledger = Ledger({"s": switch("s", ["n0"])}, [], 0.0)
+    first = ledger.allocate(("s",), "Shared", 1024, None)
+    assert first == Allocation(1, (Region(0, 3072),), 350)
+    ledger.take("a", ("s",), 1, first.regions, False, 1024)
+    second = ledger.allocate(("s",), "Shared", 1024, 62)
+    assert second == Allocation(2, (Region(0, 3072),), 62)
+    reserved = ledger.allocate(("s",), "Reserved", 1000, None)
+    assert reserved == Allocation(2, (Region(3096, 1000),), 350)
+    ledger.take("b", ("s",), 2, reserved.regions, True, 1000)
+    refusal = ledger.allocate(("s",), "Reserved", 100, None)
+    assert refusal == Refusal("AggregatorsExhausted", "needs 100 aggregators on switch s: 24 free of 4096")
+    ledger.release("b")
+    again = ledger.allocate(("s",), "Reserved", 1024, None)
+    assert isinstance(again, Allocation) and again.job_id == 3, "the job ID of b rests"
+
+
+def test_refusals_name_switch_and_numbers() -> None:
+    few = switch("few", ["n0"], job_ids=2)
+    ledger = Ledger({"few": few, "odd": switch("odd", ["n1"], aggregators=100)}, [], 0.0)
+    ledger.take("a", ("few",), 1, (Region(0, 10),), False, 10)
+    ledger.take("b", ("few",), 2, (Region(0, 10),), False, 10)
+    refusal = ledger.allocate(("few",), "Shared", 10, None)
+    assert isinstance(refusal, Refusal) and refusal.reason == "JobIDsExhausted" and "0 free of 2" in refusal.message
+    refusal = ledger.allocate(("odd",), "Shared", 10, 870)
+    assert isinstance(refusal, Refusal) and refusal.reason == "ValuesUnsupported" and "62, 350" in refusal.message
+
+
+def test_one_rack_is_level_0_alone() -> None:
+    switches = {"s0": switch("s0", ["n0"]), "s9": switch("s9", ["n9"])}
+    tree = place(located(3, "n0"), PS, switches)
+    assert isinstance(tree, Placement) and tree.switches == ("s0",) and tree.level1 is None
+    assert [(s.rack, s.bit, s.edge) for s in tree.seats] == [(0, 0, False), (0, 1, False), (0, 2, False)]
+
+
+def test_the_nodes_own_software_switch_comes_before_its_tor() -> None:
+    switches = {"tor": switch("tor", ["n0", "n1", "n9"], kind="Tofino"), "soft": switch("soft", ["n0"])}
+    tree = place(located(2, "n0") + located(1, "n1", 2), PS, switches)
+    assert isinstance(tree, Placement) and tree.level1 == "tor"
+    assert [(s.switch, s.rack, s.bit, s.edge) for s in tree.seats] == [
+        ("soft", 0, 0, False),
+        ("soft", 0, 1, False),
+        ("tor", 1, 0, True),
+    ]
+
+
+def test_32_racks_of_32_workers() -> None:
+    switches = {f"s{i:02}": switch(f"s{i:02}", [f"n{i}"]) for i in range(100, 132)}
+    switches["root"] = switch("root", ["n9"])
+    workers = [w for i in range(32) for w in located(32, f"n{100 + i}", 32 * i)]
+    tree = place(workers, PS, switches)
+    assert isinstance(tree, Placement) and len(tree.seats) == 1024 and len(tree.switches) == 33
+    assert {(s.rack, s.bit) for s in tree.seats} == {(r, b) for r in range(32) for b in range(32)}
+
+
+@pytest.mark.parametrize(
+    ("workers", "reason", "text"),
+    [
+        (located(33, "n0"), "FanInExceeded", "needs a fan-in of 33 on switch s0: 32"),
+        (located(32, "n9") + located(1, "n0", 32), "FanInExceeded", "needs 33 level-1 bits on switch s9"),
+        (located(2, "n5"), "NoSwitchOnPath", "n5"),
+    ],
+)
+def test_no_tree(workers: list[Located], reason: str, text: str) -> None:
+    refusal = place(workers, PS, {"s0": switch("s0", ["n0"]), "s9": switch("s9", ["n9"])})
+    assert isinstance(refusal, Refusal) and refusal.reason == reason and text in refusal.message
+
+
+def test_several_racks_need_a_switch_above_the_parameter_server() -> None:
+    refusal = place(
+        located(1, "n0") + located(1, "n1", 1), PS, {"s0": switch("s0", ["n0"]), "s1": switch("s1", ["n1"])}
+    )
+    assert isinstance(refusal, Refusal) and refusal.reason == "NoLevel1Switch" and "n9" in refusal.message
+
+
+def running(placement: Placement, **status: Any) -> Job:
+    raw = {
+        "metadata": {"name": "j", "namespace": "ns", "uid": "u", "generation": 1},
+        "spec": {"workers": {"replicas": len(placement.seats)}, "scale": 1000},
+    }
+    job = Job.from_object(raw)
+    new = JobStatus(
+        phase="Running",
+        mode="Shared",
+        job_id=7,
+        epoch=2,
+        revision=1,
+        switches=placement.switches,
+        values=62,
+        regions=(Region(0, 1024),),
+        placement=placement,
+        **status,
+    )
+    return Job(**{**job.__dict__, "status": new})
+
+
+def test_assignment_is_what_the_sidecar_expects() -> None:
+    tree = place(located(2, "n0"), PS, {"s0": switch("s0", ["n0"])})
+    assert isinstance(tree, Placement)
+    told = {uid: json.loads(text) for uid, text in assignments(running(tree)).items()}
+    assert set(told) == {"w0", "w1", "ps0"}
+    assert told["w1"] == {
+        "apiVersion": "atp.dev/v1alpha1",
+        "job": "ns/j",
+        "uid": "u",
+        "epoch": 2,
+        "revision": 1,
+        "jobId": 7,
+        "mode": "Shared",
+        "role": "worker",
+        "rank": 1,
+        "valuesPerPacket": 62,
+        "scale": 1000.0,
+        "port": 10800,
+        "regions": [{"start": 0, "size": 1024}],
+        "indexTableSize": 1024,
+        "maxWindow": 1024,
+        "stallTimeoutSeconds": 60,
+        "workers": [
+            {"rank": 0, "address": "10.0.0.0", "rack": 0, "bit": 0, "edge": False},
+            {"rank": 1, "address": "10.0.0.1", "rack": 0, "bit": 1, "edge": False},
+        ],
+        "parameterServers": [{"shard": 0, "address": "10.0.9.1"}],
+        "switchAddress": None,
+    }
+    assert told["ps0"]["role"] == "parameterServer"
+
+
+def test_window_never_exceeds_the_aggregators_and_slots_are_a_power_of_two() -> None:
+    tree = host_only(located(1, "n0"), PS)
+    job = running(tree)
+    job.status.regions = (Region(10, 300),)
+    told = json.loads(assignments(job)["w0"])
+    assert told["maxWindow"] == 300 and told["indexTableSize"] == 512
+
+
+def test_known_ports_go_to_the_agent() -> None:
+    view = AgentView(known=True, reachable=True, connected=True, capacity=Capacity(aggregators=64))
+    raw = {
+        "metadata": {"name": "tor"},
+        "spec": {
+            "type": "Tofino",
+            "nodes": ["n0", "n9"],
+            "agent": {"address": "h:1"},
+            "ports": [{"node": "n0", "port": 132}],
+        },
+    }
+    tor = Switch.from_object(raw, {}, view)
+    tree = place(located(1, "n0"), PS, {"tor": tor})
+    assert isinstance(tree, Placement)
+    (job,) = desired_jobs(tor, [running(tree)])
+    assert job.members[0].endpoint.port == 132 and job.parameter_servers[0].port == 0
+    assert job.parameter_servers[0].node == "n9"
+
+
+def test_node_selector_finds_the_nodes_below() -> None:
+    raw = {
+        "metadata": {"name": "t"},
+        "spec": {"type": "Tofino", "nodeSelector": {"rack": "1"}, "nodes": ["x"], "agent": {"address": "h:1"}},
+    }
+    found = Switch.from_object(raw, {"a": {"rack": "1"}, "b": {"rack": "2"}}, AgentView())
+    assert found.nodes == {"a", "x"}
+
+
+def pod(**spec: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"labels": {"atp.dev/job": "j", "atp.dev/role": "worker", "atp.dev/rank": "3"}},
+        "spec": {"containers": [{"name": "main", "image": "x"}, {"name": "log", "image": "y"}], **spec},
+    }
+
+
+def test_injection_is_idempotent_and_leaves_its_input_alone() -> None:
+    original = pod(initContainers=[{"name": "data", "image": "d"}], volumes=[{"name": "v", "emptyDir": {}}])
+    kept = copy.deepcopy(original)
+    once = inject(original, CONFIG)
+    assert original == kept
+    assert inject(once, CONFIG) == once
+    assert [c["name"] for c in once["spec"]["initContainers"]] == ["atp-sidecar", "data"]
+    for container in [*once["spec"]["containers"], once["spec"]["initContainers"][1]]:
+        assert {"name": "atp-shm", "mountPath": "/run/atp"} in container["volumeMounts"]
+        assert {"name": "ATP_SOCKET", "value": "/run/atp/atp.sock"} in container["env"]
+    assert [v["name"] for v in once["spec"]["volumes"]] == ["v", "atp-shm", "atp-assignment"]
+
+
+def test_injection_again_covers_a_container_that_another_webhook_added() -> None:
+    once = inject(pod(), CONFIG)
+    once["spec"]["containers"].append({"name": "late", "image": "z"})
+    again = inject(once, CONFIG)
+    assert again["spec"]["containers"][2]["volumeMounts"] == [{"name": "atp-shm", "mountPath": "/run/atp"}]
+    assert sum(c["name"] == "atp-sidecar" for c in again["spec"]["initContainers"]) == 1
+
+
+def test_sidecar_passes_the_restricted_standard() -> None:
+    (sidecar,) = inject(pod(securityContext={"runAsUser": 0}), CONFIG)["spec"]["initContainers"]
+    context = sidecar["securityContext"]
+    assert context["runAsNonRoot"] and context["runAsUser"] == 65532 and not context["allowPrivilegeEscalation"]
+    assert context["capabilities"] == {"drop": ["ALL"]} and context["seccompProfile"] == {"type": "RuntimeDefault"}
+    (sidecar,) = inject(pod(securityContext={"runAsUser": 1000}), CONFIG)["spec"]["initContainers"]
+    assert "runAsUser" not in sidecar["securityContext"], "the pod's own user serves the sidecar, too"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"volumes": [{"name": "atp-assignment", "emptyDir": {}}]}, "spec.volumes[0].name atp-assignment"),
+        ({"containers": [{"name": "atp-sidecar"}]}, "spec.containers[0].name"),
+        ({"containers": []}, "spec.containers is empty"),
+        ({"hostNetwork": True}, "hostNetwork"),
+    ],
+)
+def test_injection_refuses(change: dict[str, Any], text: str) -> None:
+    with pytest.raises(InjectionError) as caught:
+        inject(pod(**change), CONFIG)
+    assert text in str(caught.value)
+
+
+def test_pods_of_a_job() -> None:
+    raw = {
+        "metadata": {"name": "j", "namespace": "ns", "uid": "u"},
+        "spec": {
+            "workers": {
+                "replicas": 2,
+                "template": {
+                    "metadata": {"labels": {"team": "x"}, "annotations": {"atp.dev/assignment": "forged", "a": "b"}},
+                    "spec": {"containers": [{"name": "t", "image": "i", "env": [{"name": "RANK", "value": "own"}]}]},
+                },
+            }
+        },
+    }
+    server, first, second = job_pods(Job.from_object(raw), 4, CONFIG)
+    assert server["metadata"]["name"] == "j-ps-0" and server["spec"]["containers"][0]["args"] == ["park"]
+    assert first["spec"]["restartPolicy"] == "Never" and first["spec"]["subdomain"] == "j"
+    assert second["metadata"]["labels"] == {
+        "team": "x",
+        "atp.dev/job": "j",
+        "atp.dev/role": "worker",
+        "atp.dev/rank": "1",
+        "atp.dev/epoch": "4",
+    }
+    assert "forged" not in json.dumps(first), "only the operator opens the gate"
+    env = {e["name"]: e["value"] for e in first["spec"]["containers"][0]["env"]}
+    assert env["RANK"] == "own" and env["ATP_JOB"] == "ns/j"
+    assert first["metadata"]["ownerReferences"][0]["uid"] == "u"
+
+
+def valid() -> dict[str, Any]:
+    return {
+        "metadata": {"name": "j"},
+        "spec": {"workers": {"replicas": 2, "template": {"spec": {"containers": [{"name": "t", "image": "i"}]}}}},
+    }
+
+
+def test_validation_of_a_good_job() -> None:
+    assert validate_job(valid()) == []
+
+
+@pytest.mark.parametrize("scale", [0, -1, math.nan, math.inf, 2.0**31 + 1, "1e8", True])
+def test_bad_scales(scale: Any) -> None:
+    job = valid()
+    job["spec"]["scale"] = scale
+    (error,) = validate_job(job)
+    assert error.startswith("spec.scale is ")
+
+
+def test_all_errors_are_told_at_once() -> None:
+    job = valid()
+    job["metadata"]["name"] = "1x"
+    job["spec"].update({"mode": "Fast", "valuesPerPacket": 3, "parameterServers": {"replicas": 0}})
+    job["spec"]["workers"] = {"replicas": 2000, "template": {"spec": {"containers": []}}}
+    text = "\n".join(validate_job(job))
+    for field in (
+        "metadata.name",
+        "spec.mode",
+        "spec.valuesPerPacket",
+        "spec.parameterServers.replicas",
+        "spec.workers.replicas is 2000",
+        "spec.workers.template.spec.containers",
+    ):
+        assert field in text
+
+
+def test_frozen_fields_of_an_admitted_job() -> None:
+    old, new = valid(), valid()
+    new["spec"]["scale"] = 5
+    assert validate_job_update(old, new) == []
+    old["status"] = {"admittedTime": "2026-01-01T00:00:00Z", "phase": "Running"}
+    (error,) = validate_job_update(old, new)
+    assert "spec.scale cannot change" in error and "spec.suspend" in error
+    new = valid()
+    new["spec"].update({"suspend": True, "ttlSecondsAfterFinished": 5, "backoffLimit": 9})
+    assert validate_job_update(old, new) == []
+
+
+def test_settings_name_everything_that_is_wrong() -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_env(
+            {"ATP_SIDECAR_RESOURCES": "[]", "ATP_WEBHOOK_PORT": "many", "ATP_MANAGE_SOFTWARE_SWITCHES": "perhaps"}
+        )
+    for name in (
+        "ATP_SIDECAR_IMAGE",
+        "ATP_SIDECAR_RESOURCES",
+        "ATP_AGENT_TLS_DIR",
+        "ATP_WEBHOOK_PORT",
+        "ATP_MANAGE_SOFTWARE",
+    ):
+        assert name in str(caught.value)
+
+
+def test_cache_never_goes_back() -> None:
+    def thing(version: int, uid: str = "u") -> dict[str, Any]:
+        return {"metadata": {"name": "x", "uid": uid, "resourceVersion": str(version)}}
+
+    store = Store()
+    assert store.put(thing(5)) and not store.put(thing(4)) and not store.put(thing(5))
+    store.fill([], 4)
+    assert store.items, "made after the list"
+    store.drop(thing(7))
+    assert not store.items and not store.put(thing(6)), "a late event does not bring it back"
+    assert store.put(thing(8, "another"))
+    store.fill([], 9)
+    assert not store.items
