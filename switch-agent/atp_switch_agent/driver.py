@@ -16,8 +16,8 @@ from finsy.proto import p4r, p4r_grpc, rpc_status
 from google.protobuf import struct_pb2
 
 from .codec import Codec
-from .entries import Entry, Key, state
-from .planner import Batch, Limits
+from .entries import GROUP, JOB, REPLICA, Entry, Key, state
+from .planner import GROUP_MAX, Batch, Limits
 
 OK, NOT_FOUND, ALREADY_EXISTS, RESOURCE_EXHAUSTED = 0, 5, 6, 8
 _CHUNK = 500
@@ -105,6 +105,7 @@ class Driver:
         self.on_change = on_change
         self._stub: p4r_grpc.P4RuntimeAsyncStub | None = None
         self._no_registers = -1
+        self._written: dict[Key, Entry] = {}
         self.link = Link(False, False, "SwitchUnreachable", f"no connection to {address} yet")
 
     # -- the stream --------------------------------------------------------------------------------
@@ -263,12 +264,28 @@ class Driver:
         except grpc.aio.AioRpcError as error:
             self._raise(error)
             raise SwitchLost("PipelineRefused", f"the switch refuses the pipeline: {describe(error)}") from error
+        self._written.clear()
         log.info("pipeline pushed", extra={"pipeline": self.codec.name})
         return True
 
     async def read(self) -> dict[Key, Entry]:
-        """Every entry and group that the switch holds."""
-        return state(self.codec.decode(entity) for entity in await self._read(self.codec.wildcards()))
+        """Every entry and group of jobs that the switch holds.
+
+        Groups above the jobs' range are not the agent's: a hardware switch floods with them.
+        """
+        found = [self.codec.decode(entity) for entity in await self._read(self.codec.wildcards())]
+        return state(
+            self._marked(entry)
+            for entry in found
+            if entry.table not in (GROUP, REPLICA) or entry.number(0) <= GROUP_MAX
+        )
+
+    def _marked(self, entry: Entry) -> Entry:
+        """The entry with the owner's mark that the agent wrote, on targets that do not keep metadata."""
+        written = self._written.get(entry.key)
+        if entry.table == JOB and not entry.metadata and written and written.params == entry.params:
+            return written
+        return entry
 
     async def write(self, batch: Batch) -> list[Refusal]:
         """Write one batch, in chunks; returns what the switch refused."""
@@ -284,6 +301,7 @@ class Driver:
                 except ValueError as error:
                     refused.append(Refusal(update.entry, 11, str(error)))
             errors = await self._write(messages)
+            self._written.update((entry.key, entry) for entry in sent if entry.table == JOB)
             refused += [
                 Refusal(entry, error.canonical_code, error.message)
                 for entry, error in zip(sent, errors, strict=True)

@@ -290,12 +290,17 @@ class Reconciler:
             return
         outcomes: dict[int, _Outcome] = {}
         plans = await self._plan(desired, outcomes)
-        # Each round removes the jobs that the switch refused in the one before, so this ends.
+        # One round writes, the next finds nothing to do; more only for jobs that the switch refuses.
+        rounds = 3 + len(plans)
         while True:
             now = await self.driver.read()
             changes = diff(now, combine(plans))
             if changes.empty:
                 break
+            rounds -= 1
+            if rounds < 0:
+                entry = changes.batches[0][0].entry
+                raise SwitchLost("NotConverging", f"the switch does not keep what is written, for example {entry.key}")
             refused = await self._execute(changes)
             if not refused:
                 continue

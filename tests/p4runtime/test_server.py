@@ -31,7 +31,7 @@ class Controller:
         self.channel = grpc.insecure_channel(f"127.0.0.1:{port}")
         self.stub = p4r_grpc.P4RuntimeStub(self.channel)
         self.outgoing: queue.Queue[p4r.StreamMessageRequest | None] = queue.Queue()
-        self.stream = self.stub.StreamChannel(iter(self.outgoing.get, None))
+        self.stream: Any = self.stub.StreamChannel(iter(self.outgoing.get, None))
         self.bid(election)
 
     def bid(self, election: int | None) -> None:
@@ -211,7 +211,8 @@ def test_pipeline_configuration(controllers: Any) -> None:
 
     def get(kind: int) -> p4r.ForwardingPipelineConfig:
         request = GetConfig(device_id=1, response_type=kind)  # type: ignore[arg-type]
-        return controller.stub.GetForwardingPipelineConfig(request).config
+        found: p4r.ForwardingPipelineConfig = controller.stub.GetForwardingPipelineConfig(request).config
+        return found
 
     assert get(GetConfig.ALL) == config(77)
     assert get(GetConfig.COOKIE_ONLY) == p4r.ForwardingPipelineConfig(cookie=config(77).cookie)
@@ -247,7 +248,8 @@ def errors_of(call: Any, *arguments: Any, **named: Any) -> list[int]:
     with pytest.raises(grpc.RpcError) as caught:
         call(*arguments, **named)
     assert caught.value.code() == grpc.StatusCode.UNKNOWN
-    metadata = dict(caught.value.trailing_metadata())
+    trailing: Any = caught.value.trailing_metadata()
+    metadata = dict(trailing)
     status = rpc_status.Status.FromString(metadata["grpc-status-details-bin"])
     assert status.code == 2
     codes = []

@@ -197,7 +197,7 @@ def test_a_restarted_switch_is_found_empty_and_programmed_again(
     stub = connect(agent(free_port))
     assert stub.ApplyDesiredState(desired(job()), timeout=15).in_sync
     aggregate(hosts, 0)
-    told = stub.StreamTelemetry(api.TelemetryRequest(period_seconds=60), timeout=60)
+    told: Any = stub.StreamTelemetry(api.TelemetryRequest(period_seconds=60), timeout=60)
     assert next(told).observed.in_sync
 
     switch.kill()
@@ -243,7 +243,7 @@ def test_another_controller_with_a_higher_election_id(relay: Any, agent: Any, un
 
     leave = threading.Event()
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        answers = p4r_grpc.P4RuntimeStub(channel).StreamChannel(bid())
+        answers: Any = p4r_grpc.P4RuntimeStub(channel).StreamChannel(bid())
         assert next(answers).arbitration.status.code == 0
         observed = until(lambda: (told := stub.GetObservedState(api.GetObservedStateRequest())).reason and told)
         assert observed.reason == "NotMaster" and not observed.connected
@@ -268,7 +268,7 @@ def test_generations(relay: Any, agent: Any) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         apply(desired(generation=4))
     assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
-    assert "older than 5" in caught.value.details()
+    assert "older than 5" in str(caught.value.details())
     assert stub.GetObservedState(api.GetObservedStateRequest()).in_sync, "nothing is changed"
     assert apply(desired(generation=1, writer="operator-2")).generation == 1, "another writer starts anew"
 
@@ -277,7 +277,7 @@ def test_generations(relay: Any, agent: Any) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         apply(desired(wrong, generation=2, writer="operator-2"))
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert "worker 1 and worker 0 both have bit 0" in caught.value.details()
+    assert "worker 1 and worker 0 both have bit 0" in str(caught.value.details())
     assert stub.GetObservedState(api.GetObservedStateRequest()).generation == 1
 
 
@@ -439,8 +439,9 @@ def test_two_levels(relay: Any, agent: Any, until: Any) -> None:
             opened.settimeout(3)
             sockets[address] = opened
 
-        for (address, rack, bit), behind in workers.items():
-            data = bytearray(packet(1, [10 * rack + bit + 1] * VALUES, bitmap0=1 << bit, bitmap1=1 << rack, fan_in0=2))
+        for (address, number, bit), behind in workers.items():
+            values = [10 * number + bit + 1] * VALUES
+            data = bytearray(packet(1, values, bitmap0=1 << bit, bitmap1=1 << number))
             # Beside the PS, a worker is a rack of one and enters level 1 directly.
             flags = (1 << 27 | 1 << 21 if behind == top else 2 << 27) | 3 << 22 | 100
             data[12:16] = struct.pack(">I", flags)
@@ -458,8 +459,8 @@ def test_two_levels(relay: Any, agent: Any, until: Any) -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as uplink:
             uplink.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             uplink.bind((racks[0], 0))
-            for data in (foreign, beyond):
-                uplink.sendto(data, (top, PORT))
+            for refused in (foreign, beyond):
+                uplink.sendto(refused, (top, PORT))
         told = until(lambda: _rejected(stubs[top], 2))
         assert told["rejected_bit"] == 2
         assert (told["aggregated"], told["completed"], told["acks"]) == (3, 1, 1)
