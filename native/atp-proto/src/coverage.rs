@@ -153,3 +153,108 @@ impl Topology {
         coverage.count() > 1 || (h.edge_switch_identifier && h.bitmap1 & self.edge_racks == 0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn any_coverage() -> impl Strategy<Value = Coverage> {
+        proptest::collection::vec((0usize..32, any::<u32>()), 0..6).prop_map(|racks| {
+            let mut c = Coverage::EMPTY;
+            for (rack, mask) in racks {
+                c.add_rack(rack, mask);
+            }
+            c
+        })
+    }
+
+    fn topology(edge_last: bool) -> Topology {
+        // Ranks 0..3 in rack 0 (bits 0, 1, 5), rank 3 alone in rack 31.
+        let workers: Vec<String> = [(0, 0), (0, 1), (0, 5), (31, 0)]
+            .iter()
+            .enumerate()
+            .map(|(rank, (rack, bit))| {
+                let edge = edge_last && *rack == 31;
+                format!(r#"{{"rank":{rank},"address":"10.0.0.{rank}","rack":{rack},"bit":{bit},"edge":{edge}}}"#)
+            })
+            .collect();
+        let text = format!(
+            r#"{{"jobId":1,"mode":"HostOnly","role":"worker","valuesPerPacket":62,"workers":[{}],
+                "parameterServers":[{{"address":"10.0.1.1"}}]}}"#,
+            workers.join(",")
+        );
+        Topology::new(&Config::from_json(&text).expect("valid"))
+    }
+
+    fn gradient(edge: bool, bitmap0: u32, bitmap1: u32) -> Header {
+        Header { bitmap0, bitmap1, edge_switch_identifier: edge, ..Header::default() }
+    }
+
+    #[test]
+    fn edge_decides_what_a_packet_covers() {
+        let t = topology(false);
+        let ranks = |h: &Header| t.coverage(h).map(|c| t.ranks(&c).collect::<Vec<_>>());
+        assert_eq!(ranks(&gradient(false, 0b10_0001, 1)), Some(vec![0, 2]));
+        assert_eq!(ranks(&gradient(true, 0b1, 1)), Some(vec![0, 1, 2]));
+        assert_eq!(ranks(&gradient(true, 0, 1 << 31 | 1)), Some(vec![0, 1, 2, 3]));
+        assert_eq!(t.coverage(&gradient(true, 0, 1 << 31 | 1)), Some(*t.full()));
+        for bad in [
+            gradient(false, 0b100, 1),       // no worker has that bit
+            gradient(false, 0, 1),           // covers nobody
+            gradient(false, 1, 1 << 31 | 1), // one rack at a time
+            gradient(false, 1, 0),
+            gradient(true, 1, 0b10), // no such rack
+            gradient(true, 1, 0),
+        ] {
+            assert_eq!(t.coverage(&bad), None, "{bad:?}");
+        }
+        assert_eq!(t.fan_in(0), (3, 2));
+    }
+
+    #[test]
+    fn a_lone_packet_counts_as_a_switchs_only_when_no_worker_sends_it_so() {
+        for edge in [false, true] {
+            let t = topology(edge);
+            let h = gradient(true, 1, 1 << 31);
+            assert_eq!(t.from_switch(&h, &t.coverage(&h).expect("valid")), !edge);
+            let h = gradient(false, 1, 1);
+            assert!(!t.from_switch(&h, &t.coverage(&h).expect("valid")));
+            let h = gradient(false, 3, 1);
+            assert!(t.from_switch(&h, &t.coverage(&h).expect("valid")));
+        }
+    }
+
+    #[test]
+    fn a_fan_in_of_32_is_written_as_0() {
+        let workers: Vec<String> = (0..1024)
+            .map(|r| {
+                format!(r#"{{"rank":{r},"address":"10.1.{}.{}","rack":{},"bit":{}}}"#, r / 200, r % 200, r / 32, r % 32)
+            })
+            .collect();
+        let text = format!(
+            r#"{{"jobId":1,"mode":"HostOnly","role":"worker","valuesPerPacket":62,"workers":[{}],
+                "parameterServers":[{{"address":"10.0.1.1"}}]}}"#,
+            workers.join(",")
+        );
+        let config = Config::from_json(&text).expect("valid");
+        let t = Topology::new(&config);
+        assert_eq!(t.fan_in(5), (0, 0));
+        assert_eq!(t.full().count(), 1024);
+        assert_eq!(config.descriptor_packets(), 50);
+    }
+
+    proptest! {
+        #[test]
+        fn sets_behave_as_sets(a in any_coverage(), b in any_coverage()) {
+            let union = a.union(&b);
+            prop_assert!(union.contains(&a) && union.contains(&b));
+            prop_assert_eq!(a.minus(&b).union(&b), union);
+            prop_assert!(!a.minus(&b).intersects(&b));
+            prop_assert_eq!(a.intersects(&b), a.iter().any(|x| b.iter().any(|y| x == y)));
+            prop_assert_eq!(a.contains(&b) && b.contains(&a), a == b);
+            prop_assert_eq!(a.count() as usize, a.iter().count());
+            prop_assert_eq!(a.is_empty(), a == Coverage::EMPTY);
+        }
+    }
+}

@@ -93,3 +93,58 @@ impl IndexTable {
         self.pool.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn config(job_id: u8, sizes: (u32, u32), slots: u32) -> Config {
+        let text = format!(
+            r#"{{"jobId":{job_id},"mode":"Shared","role":"worker","valuesPerPacket":62,"indexTableSize":{slots},
+                "regions":[{{"start":10,"size":{}}},{{"start":2000,"size":{}}}],
+                "workers":[{{"rank":0,"address":"10.0.0.1"}}],"parameterServers":[{{"address":"10.0.1.1"}}]}}"#,
+            sizes.0, sizes.1
+        );
+        Config::from_json(&text).expect("valid")
+    }
+
+    proptest! {
+        #[test]
+        fn indexes_stay_in_the_regions_and_do_not_meet(job_id in 1u8.., a in 1u32..500, b in 1u32..500, slots in 1u32..1200) {
+            let table = IndexTable::new(&config(job_id, (a, b), slots));
+            let mut seen = std::collections::HashSet::new();
+            for seq in 0..u64::from(slots) {
+                let i = u32::from(table.get(seq));
+                prop_assert!((10..10 + a).contains(&i) || (2000..2000 + b).contains(&i));
+                seen.insert(i);
+                prop_assert_eq!(table.get(seq), table.get(seq + u64::from(slots)));
+            }
+            prop_assert_eq!(seen.len(), slots.min(a + b) as usize);
+        }
+    }
+
+    #[test]
+    fn an_announcement_is_in_force_once_and_in_order() {
+        let mut table = IndexTable::new(&config(1, (100, 1), 10));
+        let old = table.get(3);
+        assert!(table.announce(3, 42));
+        assert_eq!(table.get(13), 42);
+        assert!(!table.announce(3, 43), "a repeated ACK");
+        assert!(table.announce(13, 44));
+        assert!(!table.announce(3, old), "a late ACK");
+        assert_eq!(table.get(23), 44);
+    }
+
+    #[test]
+    fn a_new_index_differs_and_is_unused() {
+        let mut table = IndexTable::new(&config(1, (300, 300), 64));
+        let mut moved = 0;
+        for seq in 0..64 {
+            let before: Vec<u16> = (0..64).map(|s| table.get(s)).collect();
+            let index = table.pick(seq);
+            moved += usize::from(!before.contains(&index));
+        }
+        assert_eq!(moved, 64);
+    }
+}

@@ -283,24 +283,38 @@ impl ParameterServer {
             self.counters.aggregated_packets += u64::from(switched);
             self.counters.host_summed_packets += u64::from(summed);
         }
-        let mut saturated = false;
-        entry.answer.clear();
-        entry.answer.reserve_exact(4 * sum.values.len());
-        for v in &sum.values {
-            saturated |= (*v == i32::MAX) | (*v == i32::MIN);
-            entry.answer.extend_from_slice(&v.to_be_bytes());
+        entry.answer.resize(4 * sum.values.len(), 0);
+        for (word, v) in entry.answer.as_chunks_mut::<4>().0.iter_mut().zip(&sum.values) {
+            *word = v.to_be_bytes();
         }
         self.spare.push(sum.values);
-        if saturated {
+        self.finish(seq, now);
+    }
+
+    /// `answer` holds the whole sum: send it, or turn raw when it is saturated.
+    fn finish(&mut self, seq: u64, now: Nanos) {
+        let entry = self.entry(seq);
+        if fixed::is_saturated(&entry.answer) {
             self.counters.saturated += 1;
             self.turn_raw(seq, now);
-        } else {
-            self.announce(seq);
-            let entry = self.entry(seq);
-            entry.state = State::Answered;
-            self.open -= 1;
-            self.send_answer(seq, now);
+            return;
         }
+        entry.state = State::Answered;
+        self.announce(seq);
+        self.open -= 1;
+        self.send_answer(seq, now);
+    }
+
+    /// The first packet of `seq` holds the sum of all workers: nothing is to be added.
+    fn take_whole(&mut self, seq: u64, coverage: Coverage, from_switch: bool, payload: &[u8], now: Nanos) {
+        let count = u64::from(coverage.count());
+        *(if from_switch { &mut self.counters.aggregated_packets } else { &mut self.counters.host_summed_packets }) +=
+            count;
+        let entry = self.entry(seq);
+        entry.coverage = coverage;
+        entry.answer.clear();
+        entry.answer.extend_from_slice(payload);
+        self.finish(seq, now);
     }
 
     /// After a collision: a new aggregatorIndex for the slot, in force from seq + P.
@@ -328,7 +342,7 @@ impl ParameterServer {
 
     /// Where a group ACK goes now.
     fn group_target(&mut self, now: Nanos) -> To {
-        if self.config.workers.len() == 1 {
+        if self.config.workers.len() == 1 && self.config.switch.is_none() {
             return To::Group;
         }
         if let GroupPath::Down { until, wait } = self.group
@@ -365,7 +379,8 @@ impl ParameterServer {
 
     /// Somebody asked again for a sequence that went to the group.
     fn suspect_group(&mut self, seq: u64, rank: u16, now: Nanos) {
-        if rank == self.representative {
+        // The representative gets even what no switch replicates, unless everything depends on a relay.
+        if rank == self.representative && self.config.switch.is_none() {
             return;
         }
         let entry = self.entry(seq);
@@ -673,6 +688,10 @@ impl Endpoint for ParameterServer {
                         self.queue.push_back((What::Request, To::One(rank), seq));
                     }
                 }
+                return;
+            }
+            if coverage == *self.topology.full() && entry.parts.is_empty() {
+                self.take_whole(seq, coverage, from_switch, &data[HEADER_BYTES..], now);
                 return;
             }
             if self.add(seq, coverage, from_switch, &data[HEADER_BYTES..]) {

@@ -38,6 +38,8 @@ counters! {
     overlaps,
     /// Times the parameter server left the group path because only its representative seemed to get ACKs.
     group_fallbacks,
+    /// Times a worker left out a relay that seemed to swallow its packets.
+    relay_fallbacks,
     rejected_short, rejected_stranger, rejected_job, rejected_length, rejected_sequence, rejected_coverage,
     rejected_kind,
     ops_completed, ops_failed,

@@ -17,6 +17,10 @@ use crate::{Endpoint, Event, Nanos, Transmit, seq};
 /// Operations that may wait or run at once; results that nobody collects are bounded by it.
 pub const OPS_MAX: usize = 1 << 16;
 
+/// Timeouts in a row after which a relay counts as broken, and how long it is left out; doubled at each failure.
+const RELAY_MISSES: u32 = 3;
+const RELAY_RETRY: Nanos = 1_000_000_000;
+const RELAY_RETRY_MAX: Nanos = 64_000_000_000;
 /// Resent sequences that are remembered, to recognise needless resends.
 const RESENT_KEPT: usize = 64;
 
@@ -147,6 +151,11 @@ pub struct Worker {
     resent: VecDeque<(u64, bool)>,
     /// Sequence of the last timeout.
     timed_out: u64,
+    /// Timeouts since the last sign that packets sent to the relay reach the parameter server.
+    relay_misses: u32,
+    /// Until then gradients go to the parameter server itself, because the relay seems to swallow them.
+    direct_until: Nanos,
+    direct_wait: Nanos,
     rto_at: Option<Nanos>,
     backoff: u32,
     progress_at: Nanos,
@@ -206,6 +215,9 @@ impl Worker {
             reordering: Reordering::new(max_window),
             resent: VecDeque::new(),
             timed_out: 0,
+            relay_misses: 0,
+            direct_until: 0,
+            direct_wait: RELAY_RETRY,
             rto_at: None,
             backoff: 0,
             progress_at: 0,
@@ -409,7 +421,7 @@ impl Worker {
             self.rto_at = Some(now + self.rtt.rto(self.backoff));
         }
         let to = match self.config.switch {
-            Some(switch) if !flight.raw => switch,
+            Some(switch) if !flight.raw && now >= self.direct_until => switch,
             _ => self.server(seq),
         };
         Transmit { to, length }
@@ -525,6 +537,7 @@ impl Worker {
         }
         self.backoff = 0;
         self.progress_at = now;
+        self.trust_relay(now);
         self.rto_at = (self.base < self.next_seq).then(|| now + self.rtt.rto(0));
         Some(flight.op)
     }
@@ -764,6 +777,7 @@ impl Endpoint for Worker {
             self.resend.push_front(base);
             self.forced = 1;
             self.backoff += 1;
+            self.suspect_relay(now);
             self.rto_at = Some(now + self.rtt.rto(self.backoff));
         }
     }
@@ -807,6 +821,27 @@ impl Worker {
         self.mark_lost(seq, false);
     }
 
+    fn suspect_relay(&mut self, now: Nanos) {
+        if self.config.switch.is_none() || now < self.direct_until {
+            return;
+        }
+        self.relay_misses += 1;
+        if self.relay_misses >= RELAY_MISSES {
+            self.relay_misses = 0;
+            self.direct_until = now + self.direct_wait;
+            self.direct_wait = (2 * self.direct_wait).min(RELAY_RETRY_MAX);
+            self.counters.relay_fallbacks += 1;
+        }
+    }
+
+    /// A packet that went to the relay was answered.
+    fn trust_relay(&mut self, now: Nanos) {
+        if now >= self.direct_until {
+            self.relay_misses = 0;
+            self.direct_wait = RELAY_RETRY;
+        }
+    }
+
     /// A result came twice: if the packet was sent twice, the resend was needless.
     fn on_second_answer(&mut self, seq: u64) {
         let Some(i) = self.resent.iter().position(|r| r.0 == seq) else { return };
@@ -840,6 +875,7 @@ impl Worker {
             }
         } else if seq < self.next_seq {
             self.window.undo_timeouts();
+            self.trust_relay(now);
             let flight = *self.flight(seq);
             if flight.seq == seq && flight.state == State::InFlight && flight.sends == 2 && !flight.lost {
                 // Only resends are answered so, and this was the only one.
