@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generate ``include/wire.p4`` from ``proto/wire.toml``: the ATP header, the values and the constants.
 
-Usage: ``python p4/generate.py [--check]``. With ``--check`` nothing is written; the exit code is 1 when the file is stale.
+Usage: ``python p4/generate.py [--check]``. With ``--check`` nothing is written; exit code 1: the file is stale.
 
 The job ID and the sequence become one field, ``key``: a stateful ALU compares them as one 32-bit word.
 """

@@ -9,7 +9,7 @@
         meta.out_ = out_;
     }
 
-    @id(0x02000015) table decision {
+    @hidden table decision {
         key = {
             meta.kind           : ternary @name("kind");
             meta.key_result     : ternary @name("key_result");

@@ -30,7 +30,7 @@
         hdr.atp.ecn = meta.ecn[0:0];
     }
 
-    @id(0x02000016) table emission {
+    @hidden table emission {
         key = { meta.kind : ternary @name("kind"); meta.verdict : ternary @name("verdict"); }
         actions = { emit_rack; emit_part_of_rack; emit_racks; emit_collision; emit_as_is; @defaultonly NoAction; }
         const default_action = NoAction();

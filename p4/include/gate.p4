@@ -15,7 +15,7 @@
     (false, ANY, true, 1, 0, true, 0, ANY, 1, 1, admitted, ANY, resend, ANY, ANY, full1, ANY, outside1, ANY)
 #define GATE_LEVEL0(admitted, transit, resend, bitmap0, full0, full1, outside0, outside1, excess) \
     (false, ANY, true, 1, 0, true, 0, ANY, 1, 0, admitted, transit, resend, bitmap0, full0, full1, outside0, outside1, excess)
-    @id(0x02000010) table gate {
+    @hidden table gate {
         key = {
             hdr.second.isValid()           : ternary @name("second_pass");
             meta.kind                      : ternary @name("kind");

@@ -4,7 +4,7 @@
  * key. `missing` holds the workers still to come, `present` and `cover` the workers seen (two copies, since a register
  * tells one thing a packet: whether the packet's bit is in it, or the whole bitmap), `mark` the ECN bit.
  */
-    @id(0x02000011) table missing_access {
+    @hidden table missing_access {
         key = { meta.kind : ternary; meta.key_result : ternary; }
         actions = { missing_take; missing_add; missing_peek; @defaultonly NoAction; }
         const default_action = NoAction();
@@ -17,7 +17,7 @@
         }
     }
 
-    @id(0x02000012) table present_access {
+    @hidden table present_access {
         key = { meta.kind : ternary; meta.key_result : ternary; }
         actions = { present_take; present_add; present_peek; present_clear; @defaultonly NoAction; }
         const default_action = NoAction();
@@ -36,7 +36,7 @@
         }
     }
 
-    @id(0x02000013) table cover_access {
+    @hidden table cover_access {
         key = { meta.kind : ternary; meta.key_result : ternary; }
         actions = { cover_take; cover_add; cover_read; cover_compare; @defaultonly NoAction; }
         const default_action = NoAction();
@@ -50,7 +50,7 @@
         }
     }
 
-    @id(0x02000014) table mark_access {
+    @hidden table mark_access {
         key = { meta.kind : ternary; meta.key_result : ternary; }
         actions = { mark_take; mark_add; @defaultonly NoAction; }
         const default_action = NoAction();

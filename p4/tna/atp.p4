@@ -226,52 +226,49 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
 
     /* ---- the key ---- */
 
+    /*
+     * The predicate comes first: it fixes which comparison is which. Comparisons are of the word as it was. The
+     * subtraction is of unsigned numbers without wrap.
+     */
     RegisterAction<owner_t, bit<16>, predicate_t>(owners) owner_gradient = {
         void apply(inout owner_t owner, out predicate_t result) {
-            bool own = owner.key == meta.key;
-            bool vacant = meta.now - owner.stamp > STALE_UNITS;
-            if (vacant) {
+            result = this.predicate(owner.key == meta.key, meta.now - owner.stamp > STALE_UNITS);
+            if (meta.now - owner.stamp > STALE_UNITS) {
                 owner.key = meta.key;
-            }
-            if (own || vacant) {
+                owner.stamp = meta.now;
+            } else if (owner.key == meta.key) {
                 owner.stamp = meta.now;
             }
-            result = this.predicate(own, vacant);
         }
     };
 
     RegisterAction<owner_t, bit<16>, predicate_t>(owners) owner_resend = {
         void apply(inout owner_t owner, out predicate_t result) {
-            bool own = owner.key == meta.key;
-            bool vacant = meta.now - owner.stamp > STALE_UNITS;
-            if (own && vacant) {
+            result = this.predicate(owner.key == meta.key, meta.now - owner.stamp > STALE_UNITS);
+            if (owner.key == meta.key && meta.now - owner.stamp > STALE_UNITS) {
                 owner.key = 0;
                 owner.stamp = 0;
             }
-            result = this.predicate(own, vacant);
         }
     };
 
     RegisterAction<owner_t, bit<16>, predicate_t>(owners) owner_ack = {
         void apply(inout owner_t owner, out predicate_t result) {
-            bool own0 = owner.key == meta.key;
-            bool own1 = owner.key - meta.key == LEVEL_BIT;
-            if (own0 || own1) {
+            result = this.predicate(owner.key == meta.key, owner.key - meta.key == LEVEL_BIT);
+            if (owner.key == meta.key || owner.key - meta.key == LEVEL_BIT) {
                 owner.key = 0;
                 owner.stamp = 0;
             }
-            result = this.predicate(own0, own1);
         }
     };
 
     RegisterAction<owner_t, bit<16>, predicate_t>(owners) owner_release = {
         void apply(inout owner_t owner, out predicate_t result) {
-            bool own = owner.key == meta.key;
-            if (own) {
+            result = this.predicate(owner.key == meta.key);
+            if (owner.key == meta.key) {
                 owner.key = 0;
                 owner.stamp = 0;
             }
-            result = this.predicate(own);
         }
     };
 
@@ -309,7 +306,7 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
         meta.needed = meta.full1 & ~meta.bit;
     }
 
-    table need {
+    @hidden table need {
         key = { hdr.atp.edge_switch_identifier : exact; meta.admitted : exact; }
         actions = { need0; need1; }
         const default_action = need1();
@@ -321,26 +318,21 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
 
     RegisterAction<bit<32>, bit<16>, predicate_t>(missing) missing_taken = {
         void apply(inout bit<32> left, out predicate_t result) {
-            bool done = meta.needed == 0;
+            result = this.predicate(meta.needed == 0);
             left = meta.needed;
-            result = this.predicate(done);
         }
     };
 
     RegisterAction<bit<32>, bit<16>, predicate_t>(missing) missing_added = {
         void apply(inout bit<32> left, out predicate_t result) {
-            bool this_one = left == meta.bit;
-            bool none = left == 0;
+            result = this.predicate(left == meta.bit, left == 0);
             left = left & ~meta.bit;
-            result = this.predicate(this_one, none);
         }
     };
 
     RegisterAction<bit<32>, bit<16>, predicate_t>(missing) missing_peeked = {
         void apply(inout bit<32> left, out predicate_t result) {
-            bool this_one = left == meta.bit;
-            bool none = left == 0;
-            result = this.predicate(this_one, none);
+            result = this.predicate(left == meta.bit, left == 0);
         }
     };
 
@@ -351,7 +343,7 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
         }
     };
 
-    /* The second word is scratch: it is how the ALU hands out what is neither the old nor the new bitmap. */
+    /* What is handed out is neither the old nor the new bitmap: the ALU's other half computes it. */
     RegisterAction<bit<32>, bit<16>, bit<32>>(present) present_added = {
         void apply(inout bit<32> bits, out bit<32> result) {
             result = bits & meta.bit;
@@ -393,8 +385,7 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
 
     RegisterAction<bit<32>, bit<16>, predicate_t>(cover) cover_compared = {
         void apply(inout bit<32> bits, out predicate_t result) {
-            bool same = bits == meta.bit;
-            result = this.predicate(same);
+            result = this.predicate(bits == meta.bit);
         }
     };
 
@@ -456,18 +447,21 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
 
     action replicate() {
         ig_tm_md.mcast_grp_a = meta.group;
+        ig_dprsr_md.drop_ctl = 0;
         hdr.bridge.setValid();
         hdr.bridge.verdict = meta.verdict;
         hdr.bridge.marked = 0;
         hdr.bridge.group = meta.group;
+        /* or the unicast copy would leave too */
         invalidate(ig_tm_md.ucast_egress_port);
     }
 
     /* To the recirculation port of the packet's own pipe, past the egress: its registers are there. */
-    action carry(bit<8> kind) {
-        ig_tm_md.ucast_egress_port[6:0] = RECIRCULATION_PORT;
-        ig_tm_md.ucast_egress_port[8:7] = ig_intr_md.ingress_port[8:7];
+    action carry(bit<8> kind, port_t port) {
+        ig_tm_md.ucast_egress_port = port;
+        ig_tm_md.mcast_grp_a = 0;
         ig_tm_md.bypass_egress = 1;
+        ig_dprsr_md.drop_ctl = 0;
         hdr.second.setValid();
         hdr.second.kind = kind;
         hdr.second.zero = 0;
@@ -475,18 +469,23 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
         hdr.second.cover = meta.cover;
     }
 
-    table exit_ {
-        key = { meta.out_ : exact; meta.group : ternary; }
+    @hidden table exit_ {
+        key = { meta.out_ : ternary; meta.group : ternary; ig_intr_md.ingress_port : ternary; }
         actions = { drop; go_on; replicate; carry; }
         const default_action = go_on();
         const entries = {
-            (OUT_DROP, _) : drop();
-            (OUT_CARRY_KEEP, _) : carry(K_KEEP);
-            (OUT_CARRY_FREE, _) : carry(K_FREE);
-            (OUT_MULTICAST, 0) : go_on();
-            (OUT_MULTICAST, _) : replicate();
+            (OUT_DROP, _, _) : drop();
+#define CARRY_IN_PIPE(pipe) \
+            (OUT_CARRY_KEEP, _, pipe &&& 0x180) : carry(K_KEEP, RECIRCULATION_PORT | pipe); \
+            (OUT_CARRY_FREE, _, pipe &&& 0x180) : carry(K_FREE, RECIRCULATION_PORT | pipe);
+            CARRY_IN_PIPE(0x000)
+            CARRY_IN_PIPE(0x080)
+            CARRY_IN_PIPE(0x100)
+            CARRY_IN_PIPE(0x180)
+            (OUT_MULTICAST, 0, _) : go_on();
+            (OUT_MULTICAST, _, _) : replicate();
         }
-        size = 8;
+        size = 16;
     }
 
     apply {
@@ -497,7 +496,8 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
             region.apply();
             ps_port.apply();
             if (!hdr.second.isValid()) {
-                if (hdr.atp.edge_switch_identifier == 1) {
+                /* An ACK is for either level: its key is that of level 0. */
+                if (hdr.atp.edge_switch_identifier == 1 && hdr.atp.is_ack == 0) {
                     level1();
                     admission.apply();
                 } else {
@@ -523,7 +523,9 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
         emission.apply();
         exit_.apply();
         events.count(meta.verdict[4:0] ++ ATP_JOB_ID(hdr.atp.key));
-        bytes_in.count(ATP_JOB_ID(hdr.atp.key));
+        if (meta.known == 1) {
+            bytes_in.count(ATP_JOB_ID(hdr.atp.key));
+        }
     }
 }
 

@@ -54,7 +54,7 @@ control Pair(inout bit<32> first, inout bit<32> second, in bit<8> op, in bit<16>
         second = (bit<32>)read_second.execute(index);
     }
 
-    table access {
+    @hidden table access {
         key = { op : ternary; }
         actions = { run_write; run_add; run_read; run_read_second; @defaultonly NoAction; }
         const default_action = NoAction();

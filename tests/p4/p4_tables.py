@@ -257,7 +257,7 @@ class TableSwitch:
         meta.bit = h.bitmap1 if level else h.bitmap0
         own_mark = h.ecn
         meta.ecn = int(h.ecn or packet.ce)
-        verdict, op, out, h, values, cover = self.one_pass(h, values, meta, packet.port, not short, whole)
+        verdict, _, out, h, values, cover = self.one_pass(h, values, meta, packet.port, not short, whole)
         job = h.job_id if h.job_id in self.jobs and not short else 0
         self.count(verdict, job)
         if meta.ecn and not own_mark and self.events[verdict] in STEP_8:
