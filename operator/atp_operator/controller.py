@@ -203,9 +203,23 @@ class Controller:
         # Order matters for a crash in between: first who holds what, then that the job has it, then the switches.
         for name, status in plan.switch_statuses.items():
             await self._write_status("switches", "atpswitches", snapshot.switches[name].raw, status)
-        for entry in plan.jobs:
+        failures: list[ApiError] = []
+        written: list[tuple[JobPlan, Object]] = []
+        for entry in plan.write_order:
             self._check_leading()
-            await self._carry_out(entry)
+            if failures and entry.gains:
+                continue
+            try:
+                written.append((entry, await self._write_job(entry)))
+            except ApiError as error:
+                failures.append(error)
+        for entry, raw in written:
+            self._check_leading()
+            try:
+                await self._carry_out(entry, raw)
+            except ApiError as error:
+                log.warning("ATPJob %s: %s", entry.job.key, error)
+                failures.append(error)
         for quota in snapshot.quotas:
             await self._write_status("quotas", "atptenantquotas", quota.raw, plan.quota_statuses[quota.name])
         self._check_leading()
@@ -215,6 +229,8 @@ class Controller:
             if name in switches:
                 session.want(desired_jobs(switches[name], jobs))
         self.metrics.record(snapshot, plan)
+        if failures:
+            raise failures[0]
         return plan.wake_at
 
     def _check_leading(self) -> None:
@@ -326,17 +342,19 @@ class Controller:
             raise
         self.stores[kind].put(answer)
 
-    async def _carry_out(self, plan: JobPlan) -> None:
-        job = plan.job
-        raw = job.raw
+    async def _write_job(self, plan: JobPlan) -> Object:
+        """Finalizer and status; the object as it is then."""
+        raw = plan.job.raw
         if plan.add_finalizer:
             raw = await self._finalizers(raw, add=True)
-        status = plan.status.to_dict(job.spec.workers)
         if not plan.remove_finalizer:
-            await self._write_status("jobs", "atpjobs", raw, status)
-        if raw.get("status") != status or plan.events:
-            for event in plan.events:
-                await self._tell(job, event)
+            await self._write_status("jobs", "atpjobs", raw, plan.status.to_dict(plan.job.spec.workers))
+        return raw
+
+    async def _carry_out(self, plan: JobPlan, raw: Object) -> None:
+        job = plan.job
+        for event in plan.events:
+            await self._tell(job, event)
         for pod in plan.delete_pods:
             await self.kube.delete(path("api/v1", "pods", job.namespace, pod.name), uid=pod.uid)
         await self._create(plan)

@@ -52,6 +52,15 @@ class JobPlan:
     delete_job: bool = False
     wake_at: float | None = None
 
+    @property
+    def gains(self) -> bool:
+        """True when the job gets quota or a place on switches that it did not have before."""
+        old, new = self.job.status, self.status
+        if new.admitted and not old.admitted:
+            return True
+        held = (old.job_id, old.switches, old.regions) if old.holds_switches else None
+        return new.holds_switches and (new.job_id, new.switches, new.regions) != held
+
     def wake(self, at: float) -> None:
         """Ask for another look at a time, Unix seconds."""
         self.wake_at = at if self.wake_at is None else min(self.wake_at, at)

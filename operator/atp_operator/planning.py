@@ -34,6 +34,15 @@ class ClusterPlan:
     quota_statuses: dict[str, Object]
     wake_at: float | None
 
+    @property
+    def write_order(self) -> list[JobPlan]:
+        """The order in which job statuses are to be written: those that give back before those that gain.
+
+        What one job gains may be what another gave back in the same plan. Written in this order, and no gain after a
+        write that failed, the statuses never promise the same thing twice, wherever the operator stops.
+        """
+        return sorted(self.jobs, key=lambda plan: plan.gains)
+
 
 def plan_cluster(snapshot: Snapshot, sidecar: SidecarConfig, limits: Limits, now: float) -> ClusterPlan:
     """One reconcile of everything.

@@ -87,11 +87,16 @@ class Simulation:
             namespaces={"team-a": {"team": "a"}, "team-b": {"team": "b"}},
         )
 
-    def step(self) -> ClusterPlan:
+    def step(self, stop_after: int | None = None) -> ClusterPlan:
+        """One pass, or the first `stop_after` writes of it, as when the operator is killed there."""
         plan = plan_cluster(self.snapshot(), SIDECAR, LIMITS, self.now)
-        for name, status in plan.switch_statuses.items():
+        for count, (name, status) in enumerate(plan.switch_statuses.items()):
+            if stop_after is not None and count >= stop_after:
+                return plan
             self.switches[name]["status"] = status
-        for entry in plan.jobs:
+        for count, entry in enumerate(plan.write_order, len(self.switches)):
+            if stop_after is not None and count >= stop_after:
+                return plan
             raw = self.jobs[entry.job.uid]
             if entry.add_finalizer:
                 raw["metadata"]["finalizers"] = [FINALIZER]
@@ -319,6 +324,12 @@ class Planner(RuleBasedStateMachine):
         view = self.sim.views[name]
         if up != view.reachable:
             self.sim.views[name] = replace(view, reachable=up, connected=up, since=self.sim.now, jobs={})
+
+    @rule(writes=st.integers(0, 8))
+    def operator_is_killed_in_a_pass(self, writes: int) -> None:
+        self.sim.step(stop_after=writes)
+        check_switches(self.sim)
+        check_quotas(self.sim)
 
     @rule(name=st.sampled_from(["s0", "s1"]))
     def operator_restarts(self, name: str) -> None:
