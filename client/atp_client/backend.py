@@ -26,14 +26,12 @@ _DELEGATED = (
     "all_gather_single",
     "all_gather_single_coalesced",
     "all_to_all_single",
-    "allgather",
     "allgather_coalesced",
     "allgather_into_tensor_coalesced",
     "allreduce_coalesced",
     "alltoall",
     "alltoall_base",
     "barrier",
-    "broadcast",
     "gather",
     "monitored_barrier",
     "recv",
@@ -94,6 +92,13 @@ class AtpWork(dist._Work if hasattr(dist, "_Work") else dist.Work):  # type: ign
         return [self._tensor]
 
 
+def _sendable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a type that every gloo can move: older ones do not know bfloat16."""
+    if tensor.dtype == torch.bfloat16 and tensor.is_contiguous() and tensor.numel():
+        return tensor.detach().view(-1).view(torch.uint8)
+    return tensor
+
+
 def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """A gloo process group that has the interface of dist.ProcessGroup in every torch version."""
     prefix = dist.PrefixStore("atp/gloo", store)
@@ -123,9 +128,7 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
         timeout: of each operation.
     """
 
-    def __init__(
-        self, gloo: Any, connection: Connection | None, rank: int, size: int, timeout: timedelta
-    ) -> None:
+    def __init__(self, gloo: Any, connection: Connection | None, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._gloo = gloo
         self._connection = connection
@@ -162,9 +165,7 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
             return self._mean_by_gloo(tensors) if mean else self._gloo.allreduce(tensors, opts)
         tensor = tensors[0]
         if mean and not tensor.is_floating_point():
-            raise UsageError(
-                f"the mean of {tensor.dtype} is not defined; use SUM, or convert to a float type"
-            )
+            raise UsageError(f"the mean of {tensor.dtype} is not defined; use SUM, or convert to a float type")
         reduction = Reduction(
             self._connection, tensor, "mean" if mean else "sum", self._seconds, lambda result: [result]
         )
@@ -174,13 +175,27 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
             self._recent.popleft()
         return work
 
+    def broadcast(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        """Broadcast, through gloo."""
+        if isinstance(tensors, torch.Tensor):
+            return self._gloo.broadcast(_sendable(tensors), *args, **kwargs)
+        return self._gloo.broadcast([_sendable(tensor) for tensor in tensors], *args, **kwargs)
+
+    def allgather(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """All-gather, through gloo."""
+        if isinstance(inputs, torch.Tensor):
+            return self._gloo.allgather(outputs, inputs, *args, **kwargs)
+        everything = [*inputs, *(tensor for row in outputs for tensor in row)]
+        if all(tensor.is_contiguous() for tensor in everything):
+            outputs = [[_sendable(tensor) for tensor in row] for row in outputs]
+            inputs = [_sendable(tensor) for tensor in inputs]
+        return self._gloo.allgather(outputs, inputs, *args, **kwargs)
+
     def _mean_by_gloo(self, tensors: list[torch.Tensor]) -> Any:
         """Mean of what ATP does not do; gloo has sums only."""
         for tensor in tensors:
             if not (tensor.is_floating_point() or tensor.is_complex()):
-                raise UsageError(
-                    f"the mean of {tensor.dtype} is not defined; use SUM, or convert to a float type"
-                )
+                raise UsageError(f"the mean of {tensor.dtype} is not defined; use SUM, or convert to a float type")
         size = self.size()
 
         def divide(future: Any) -> list[torch.Tensor]:

@@ -194,9 +194,7 @@ class Connection:
             self._socket.close()
             raise
         # A sidecar that does not read for this long while its buffer is full counts as gone.
-        self._socket.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", max(1, int(self._silence)), 0)
-        )
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", max(1, int(self._silence)), 0))
         self._start_reader()
 
     # -- connecting
@@ -213,9 +211,7 @@ class Connection:
             except OSError as error:
                 connection.close()
                 if isinstance(error, PermissionError):
-                    raise NoSidecarError(
-                        f"the ATP sidecar's socket {self.path} may not be opened: {error}"
-                    ) from error
+                    raise NoSidecarError(f"the ATP sidecar's socket {self.path} may not be opened: {error}") from error
                 if time.monotonic() >= grace:
                     raise NoSidecarError(
                         f"no ATP sidecar at {self.path} ({error.strerror or error}). {NO_SIDECAR}"
@@ -255,9 +251,7 @@ class Connection:
             elif kind == "fatal":
                 raise from_code(str(message.get("code")), str(message.get("message")))
             else:
-                raise SidecarLostError(
-                    f"the sidecar answered hello with {kind!r}; use the same release of both"
-                )
+                raise SidecarLostError(f"the sidecar answered hello with {kind!r}; use the same release of both")
         try:
             self.rank, self.world_size = int(message["rank"]), int(message["worldSize"])
             self.job, self.epoch, self.mode = str(message["job"]), int(message["epoch"]), str(message["mode"])
@@ -292,9 +286,7 @@ class Connection:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer)
         if length > MAX_FRAME_BYTES:
-            raise SidecarLostError(
-                f"the sidecar sent a frame of {length} bytes; the limit is {MAX_FRAME_BYTES}"
-            )
+            raise SidecarLostError(f"the sidecar sent a frame of {length} bytes; the limit is {MAX_FRAME_BYTES}")
         end = _LENGTH.size + length
         if len(self._buffer) < end:
             return None
@@ -388,9 +380,7 @@ class Connection:
         if kind == "done":
             return self._done(int(message["op"]))
         if kind == "failed":
-            return self._failed(
-                int(message["op"]), from_code(str(message.get("code")), str(message.get("message")))
-            )
+            return self._failed(int(message["op"]), from_code(str(message.get("code")), str(message.get("message"))))
         if kind == "stats":
             with self._lock:
                 waiter = self._stats_waiters.popleft() if self._stats_waiters else None
@@ -438,9 +428,7 @@ class Connection:
             return []
         request = chunk.request
         if request.error is None:
-            part = torch.frombuffer(
-                self._memory, dtype=request.flat.dtype, count=chunk.count, offset=chunk.offset
-            )
+            part = torch.frombuffer(self._memory, dtype=request.flat.dtype, count=chunk.count, offset=chunk.offset)
             request.flat[chunk.begin : chunk.begin + chunk.count].copy_(part)
         return self._retire(op, None)
 
@@ -523,9 +511,7 @@ class Connection:
         with self._lock:
             if self._staging is None:
                 self._staging = queue.SimpleQueue()
-                thread = threading.Thread(
-                    target=self._stage_loop, args=(self._staging,), name="atp-stage", daemon=True
-                )
+                thread = threading.Thread(target=self._stage_loop, args=(self._staging,), name="atp-stage", daemon=True)
                 self._threads.append(thread)
                 thread.start()
         request = Request(flat, kind, time.monotonic() + timeout, finish)
@@ -656,9 +642,7 @@ class Connection:
             except OSError as error:
                 raise SidecarLostError(f"the connection to the ATP sidecar broke: {error}") from error
         if not waiter.ready.wait(timeout):
-            raise SidecarLostError(
-                f"the ATP sidecar did not answer a question for its metrics within {timeout:g} s"
-            )
+            raise SidecarLostError(f"the ATP sidecar did not answer a question for its metrics within {timeout:g} s")
         if waiter.answer is None:
             raise self._error or SidecarLostError("the connection to the ATP sidecar broke")
         return waiter.answer
@@ -668,9 +652,7 @@ class Connection:
         if os.getpid() == self.pid:
             with contextlib.suppress(OSError):
                 self._send({"type": "bye"})
-            for deliver in self._fail(
-                SidecarLostError("the connection to the ATP sidecar was closed by this process")
-            ):
+            for deliver in self._fail(SidecarLostError("the connection to the ATP sidecar was closed by this process")):
                 deliver()
             # A thread that the end of the interpreter meets inside torch would abort the process.
             if self._staging is not None:

@@ -43,13 +43,11 @@ class OperationTimeoutError(AtpError):
 _ADVICE = {
     "Mismatch": (
         MismatchError,
-        "every rank must call the same collectives in the same order, with the same number of elements and "
-        "dtype",
+        "every rank must call the same collectives in the same order, with the same number of elements and dtype",
     ),
     "Stalled": (
         PeerError,
-        "a worker or the parameter server does not answer: kubectl get pods -l atp.dev/job=<job>, then its "
-        "logs",
+        "a worker or the parameter server does not answer: kubectl get pods -l atp.dev/job=<job>, then its logs",
     ),
     "PeerGone": (PeerError, "restart the job; the logs of the other workers say why they left"),
     "Cancelled": (PeerError, "the operation was cancelled; see the log of container atp-sidecar"),

@@ -186,6 +186,12 @@ def other_collectives() -> None:
     tensor = torch.full((5,), float(rank))
     dist.broadcast(tensor, 1)
     assert (tensor == 1).all()
+    for tensor in (torch.full((5,), rank + 0.5).bfloat16(), torch.tensor(rank + 0.5).bfloat16()):
+        dist.broadcast(tensor, 1)
+        assert (tensor == 1.5).all()
+    parts = [torch.zeros(3).bfloat16() for _ in range(size)]
+    dist.all_gather(parts, torch.full((3,), float(rank)).bfloat16())
+    assert [int(part[0]) for part in parts] == list(range(size))
     parts = [torch.zeros(3) for _ in range(size)]
     dist.all_gather(parts, torch.full((3,), float(rank)))
     assert [int(part[0]) for part in parts] == list(range(size))
@@ -235,7 +241,8 @@ def other_collectives() -> None:
         raise AssertionError("the mean of int32 was taken")
     dist.destroy_process_group()
 
-    # The same process may start again.
+    # The same process may start again (at a store of its own: torch counts who has come).
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
     dist.init_process_group("atp")
     tensor = torch.ones(3)
     dist.all_reduce(tensor)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from atp_harness import Job
-from torch_ranks import Ranks
+from torch_ranks import Ranks, Torch
 
 
 def test_dtypes_kinds_and_shapes(pair: Job, ranks: Ranks) -> None:
@@ -50,7 +50,9 @@ def test_one_worker(tmp_path: Path, ranks: Ranks) -> None:
     ("kind", "tolerance"),
     [("plain", 1e-6), ("unused", 1e-6), ("view", 1e-6), ("accumulate", 1e-6), ("bfloat16", 0.02), ("float64", 1e-12)],
 )
-def test_ddp(pair: Job, ranks: Ranks, kind: str, hook: bool, tolerance: float) -> None:
+def test_ddp(pair: Job, ranks: Ranks, torch_process: Torch, kind: str, hook: bool, tolerance: float) -> None:
+    if kind == "bfloat16" and hook and torch_process.version.startswith("1."):
+        pytest.skip("gloo of torch 1.13 cannot send bfloat16 weights, so DDP cannot start with it")
     for child in ranks(pair, "ddp", kind=kind, hook=hook):
         assert child.value() <= tolerance
 

@@ -93,7 +93,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
-    def outcome(self, seconds: float = 200.0) -> dict[str, Any]:
+    def outcome(self, seconds: float = 150.0) -> dict[str, Any]:
         """How it ended: its value or its error. It must end within `seconds`, and cleanly."""
         end = time.monotonic() + seconds
         while self.alive():
@@ -102,16 +102,17 @@ class Child:
                 raise AssertionError(f"still running after {seconds} s; its output:\n{self.output()}")
             time.sleep(0.02)
         assert self._result.exists(), f"it died; its output:\n{self.output()}"
-        assert "terminate called" not in self.output(), self.output()
-        return dict(json.loads(self._result.read_text()))
+        outcome = dict(json.loads(self._result.read_text()))
+        assert not outcome["ok"] or "terminate called" not in self.output(), self.output()
+        return outcome
 
-    def value(self, seconds: float = 200.0) -> Any:
+    def value(self, seconds: float = 150.0) -> Any:
         """What it returned; it must not have failed."""
         outcome = self.outcome(seconds)
         assert outcome["ok"], f"{outcome}\n{self.output()}"
         return outcome["value"]
 
-    def error(self, seconds: float = 200.0) -> tuple[str, str]:
+    def error(self, seconds: float = 150.0) -> tuple[str, str]:
         """Class and text of the error it ended with; it must have failed."""
         outcome = self.outcome(seconds)
         assert not outcome["ok"], f"it did not fail: {outcome}\n{self.output()}"
