@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nanoseconds a packet of the BPF program that aggregates, with all its checks on.
 
-One frame is run again and again (BPF_PROG_TEST_RUN with repeat). A small prologue, compiled into the benchmark's objects
-only (ATP_BENCH in softswitch/bpf/atp_switch.bpf.c), turns each run into the packet of the next worker: 31 workers of a rack of 32
-send sequence after sequence, each in the next aggregator. So every timed packet is admitted, locks its aggregator and stores (1 of 31)
-or adds (30 of 31) all its values; none is a duplicate and none completes. That is checked afterwards: the
-counter `aggregated` must equal the number of runs, and every aggregator must hold the 31-fold sum. Time includes the prologue and the
-kernel's loop.
+One frame is run again and again (BPF_PROG_TEST_RUN with repeat). A small prologue, compiled into the benchmark's
+objects only (ATP_BENCH in softswitch/bpf/atp_switch.bpf.c), turns each run into the packet of the next worker: 31
+workers of a rack of 32 send sequence after sequence, each in the next aggregator. So every timed packet is admitted,
+locks its aggregator and stores (1 of 31) or adds (30 of 31) all its values; none is a duplicate and none completes.
+That is checked afterwards: the counter `aggregated` must equal the number of runs, and aggregators must hold the
+31-fold sum. Time includes the prologue and the kernel's loop.
 
 The peer is the same program, prologue, frame and loop with a job that the switch does not know: parse and pass.
 """
@@ -24,8 +24,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "proto")]
 
-from atp_api.wire import Header  # noqa: E402
 from conformance.switches import BUILD, PROGRAM_XDP_BENCH, Packet, Switch, frame_of  # noqa: E402
+
+from atp_api.wire import Header  # noqa: E402
 
 AGGREGATORS = 512
 """As many as a window uses: a power of two, which the prologue wraps at."""
@@ -123,8 +124,9 @@ def main() -> int:
     for count, hot in ((62, False), (350, False), (62, True), (350, True)):
         value, peer = measure(count, hot)
         conditions = (
-            f"one core, BPF_PROG_TEST_RUN of the XDP program, {count} values, 31 of 32 workers, {AGGREGATORS} aggregators in turn, "
-            f"every packet aggregates, median of {BATCHES} batches of {WORKERS * AGGREGATORS}; peer: unknown job, parse and pass"
+            f"one core, BPF_PROG_TEST_RUN of the XDP program, {count} values, 31 of 32 workers, "
+            f"{AGGREGATORS} aggregators in turn, every packet aggregates, median of {BATCHES} batches of "
+            f"{WORKERS * AGGREGATORS}; peer: unknown job, parse and pass"
         )
         if hot:
             conditions += "; every sum saturates in one value"

@@ -19,6 +19,8 @@ enum atp_program {
 int atp_test_open_bpf(const struct atp_switch_options *options, struct atp_switch **out);
 int atp_test_open_native(const struct atp_switch_options *options, struct atp_switch **out);
 int atp_test_set_clock(struct atp_switch *sw, uint64_t now_ns);
+/* From now on attach as on kernels without tcx (before 6.6). */
+int atp_test_use_classic_tc(struct atp_switch *sw);
 
 /*
  * Run a program `repeat` times on one frame that came in at ifindex; the changes of one run are the input of the next.

@@ -41,6 +41,7 @@ struct atp_bpf {
     int counters;                         /* map */
     size_t aggregator_size;
     int cpus;
+    bool classic_tc;
     struct atp_control_area *area;
     struct {
         void *address;
@@ -170,13 +171,13 @@ static void detach_classic_tc(uint32_t ifindex) {
 }
 
 /* Returns 0 and the tcx link, or -1 in its place for a classic filter (kernels before 6.6). */
-static int attach_tc(int program, uint32_t ifindex, int *link) {
+static int attach_tc(int program, uint32_t ifindex, bool classic, int *link) {
     LIBBPF_OPTS(bpf_tc_hook, hook, .ifindex = (int)ifindex, .attach_point = BPF_TC_INGRESS);
     LIBBPF_OPTS(bpf_tc_opts, filter, .prog_fd = program, .handle = TC_HANDLE, .priority = TC_PRIORITY,
                 .flags = BPF_TC_F_REPLACE);
     int result;
 
-    *link = bpf_link_create(program, (int)ifindex, (enum bpf_attach_type)TCX_INGRESS, NULL);
+    *link = classic ? -EOPNOTSUPP : bpf_link_create(program, (int)ifindex, (enum bpf_attach_type)TCX_INGRESS, NULL);
     if (*link >= 0)
         return 0;
     if (*link != -EINVAL && *link != -EOPNOTSUPP)
@@ -219,7 +220,7 @@ static int attach(struct atp_switch *sw, uint32_t ifindex, enum attach_kind kind
     if (more == NULL)
         return -ENOMEM;
     b->attachments = more;
-    result = attach_tc(kind == ATTACH_TC ? b->tc : b->tc_ack, ifindex, &new.tc_link);
+    result = attach_tc(kind == ATTACH_TC ? b->tc : b->tc_ack, ifindex, b->classic_tc, &new.tc_link);
     if (result != 0)
         return result;
     if (kind == ATTACH_XDP)
@@ -438,6 +439,13 @@ ATP_EXPORT int atp_switch_open_bpf(const struct atp_switch_options *options, str
 
 ATP_EXPORT int atp_test_open_bpf(const struct atp_switch_options *options, struct atp_switch **out) {
     return bpf_open(options, true, out);
+}
+
+ATP_EXPORT int atp_test_use_classic_tc(struct atp_switch *sw) {
+    if (sw->bpf == NULL)
+        return -ENOTSUP;
+    sw->bpf->classic_tc = true;
+    return 0;
 }
 
 ATP_EXPORT int atp_test_set_clock(struct atp_switch *sw, uint64_t now_ns) {

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The switches that the conformance vectors run on, behind one interface.
 
-``native``: the C core called with packets. ``relay``: the core behind UDP sockets on loopback addresses. ``tc`` and ``xdp``: the
-BPF programs, with real frames over veth pairs and a bridge in a network namespace of the test.
+``native``: the C core called with packets. ``relay``: the core behind UDP sockets on loopback addresses. ``tc`` and
+``xdp``: the BPF programs, with real frames over veth pairs and a bridge in a network namespace of the test.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -540,7 +540,8 @@ class VethSwitch(Switch):
         return self.library.atp_test_open_bpf
 
     def port_number(self, port: str) -> int:
-        return socket.if_nametoindex(f"h-{port}")
+        index: int = socket.if_nametoindex(f"h-{port}")
+        return index
 
     def close(self) -> None:
         for s in self.sockets.values():
@@ -549,7 +550,7 @@ class VethSwitch(Switch):
         self.network.close()
 
     def exchange(self, port: str, frame: bytes, expected: int) -> list[tuple[str, bytes]]:
-        """Send a frame from the host at ``port``; return (port, frame) of all that hosts receive before things are quiet."""
+        """Send a frame from the host at ``port``; return (port, frame) of all that hosts receive."""
         self.sockets[port].send(frame)
         got: list[tuple[str, bytes]] = []
         deadline = time.monotonic() + NO_REPLY_SECONDS
@@ -576,7 +577,7 @@ class VethSwitch(Switch):
                     frame, link = s.recvfrom(8192)
                 except BlockingIOError:
                     break
-                if link[2] == socket.PACKET_OUTGOING:  # type: ignore[attr-defined]
+                if link[2] == socket.PACKET_OUTGOING:
                     continue
                 if frame[23] != socket.IPPROTO_UDP:
                     continue  # the kernel's own multicast housekeeping
@@ -607,5 +608,3 @@ class XdpSwitch(VethSwitch):
 
 
 SWITCHES: list[type[Switch]] = [NativeSwitch, RelaySwitch, TcSwitch, XdpSwitch]
-
-__all__ = ["PORTS", "SWITCHES", "Aggregator", "Callable", "NativeSwitch", "Packet", "Switch", "replace"]

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from atp_api.wire import Header
 from conformance.switches import PORTS, SWITCHES, Packet, Switch
+
+from atp_api.wire import Header
 
 VECTORS = Path(__file__).parent / "vectors"
 STALE_NS = 100_000_000
@@ -31,7 +32,19 @@ FIELDS = {
     "index": "aggregator_index",
 }
 OTHER_FIELDS = {"port", "to", "values", "fill", "ce", "dst", "length"}
-STEP_KEYS = {"in", "out", "copies", "do", "at_ms", "aggregators", "counters", "occupancy", "unrouted", "each_bit", "count"}
+STEP_KEYS = {
+    "in",
+    "out",
+    "copies",
+    "do",
+    "at_ms",
+    "aggregators",
+    "counters",
+    "occupancy",
+    "unrouted",
+    "each_bit",
+    "count",
+}
 DEFAULTS: dict[str, Any] = {"job": 1, "seq": 0, "b0": 1, "b1": 1, "n0": 1, "n1": 1}
 Fields = dict[str, Any]
 
@@ -186,7 +199,9 @@ class Run:
             assert self.switch.occupancy(job) == used
 
 
-@pytest.mark.parametrize("kind", [pytest.param(k, id=k.name, marks=pytest.mark.root if k.name in ("tc", "xdp") else ()) for k in SWITCHES])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, id=k.name, marks=pytest.mark.root if k.name in ("tc", "xdp") else ()) for k in SWITCHES]
+)
 @pytest.mark.parametrize(("setup", "vector"), [pytest.param(s, v, id=n) for n, s, v in ALL])
 def test_vector(kind: type[Switch], setup: Fields, vector: Fields) -> None:
     if setup["values"] > kind.max_values:
@@ -222,5 +237,6 @@ def test_every_counter_is_reached() -> None:
             names = set(switch.names)
         finally:
             switch.close()
-    # Superframes exist in tc only, unknown destinations in the relay only, contended locks on many cores only: tests/softswitch.
+    # Superframes exist in tc only, unknown destinations in the relay only (tests/softswitch), a lock that stays taken
+    # on no healthy machine.
     assert names - reached == {"passed_gso", "dropped_no_route", "dropped_busy"}
