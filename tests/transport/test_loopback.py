@@ -286,3 +286,11 @@ def test_wrong_role() -> None:
         ParameterServer(json.dumps(assignment("worker", 0, 2, free_port())))
     with pytest.raises(ValueError, match="assignment"):
         Worker("{")
+
+
+def test_an_idle_endpoint_uses_no_processor_time() -> None:
+    with Job(2) as job:
+        job.all_reduce(random_tensors(2, 1000, np.float32), "float32")
+        before = time.process_time()
+        time.sleep(0.5)
+        assert time.process_time() - before < 0.05

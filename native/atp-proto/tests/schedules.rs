@@ -304,6 +304,26 @@ fn a_switch_without_tables_does_not_make_the_job_crawl() {
     assert!(net.server.snapshot().counters.packets_sent - sent < 1100, "one ACK a sequence");
 }
 
+/// Marks on the way of single packets reach all workers with the sum, and their windows shrink alike.
+#[test]
+fn congestion_marks_reach_all_workers() {
+    let faults = Faults { mark: 0.02, ..Faults::default() };
+    let mut net = Network::new(config(&[3, 3], 0, Mode::Shared), faults, 5);
+    let data = some_data(&mut Rng::new(12), 6, 4000, false);
+    for rank in 0..6 {
+        net.submit(rank, submission(&data, rank, 0));
+    }
+    assert!(net.run(1, 100 * SECOND));
+    let server = net.server.snapshot().counters;
+    for worker in &net.workers {
+        let s = worker.snapshot();
+        assert!(s.counters.ecn_marks >= server.ecn_marks, "{:?} {server:?}", s.counters);
+        assert!(s.counters.window_cuts > 10 && s.counters.window_cuts < s.counters.ecn_marks);
+        assert!(s.window < 16.0, "{}", s.window);
+        assert_eq!(s.counters.retransmits, 0);
+    }
+}
+
 /// A job whose aggregators another job holds moves its slots away.
 #[test]
 fn slots_move_away_from_collisions() {
@@ -319,4 +339,30 @@ fn slots_move_away_from_collisions() {
     assert!(moves.windows(2).all(|m| m[0] == m[1]), "all workers take the same announcements: {moves:?}");
     let c = net.server.snapshot().counters;
     assert!(c.aggregated_packets > 5 * c.host_summed_packets, "{c:?}");
+}
+
+/// The largest job: fan-in degrees of 32 are 0 on the wire, and a descriptor needs many packets.
+#[test]
+fn thirty_two_racks_of_thirty_two_workers() {
+    let mut config = config(&[32; 32], 0, Mode::Shared);
+    config.values = 62;
+    config.regions = vec![atp_proto::config::Region { start: 0, size: 64 }];
+    config.slots = 64;
+    config.max_window = 64;
+    config.min_rto = 50_000_000;
+    let mut net = Network::new(config, Faults::default(), 1);
+    let data = some_data(&mut Rng::new(3), 1024, 100, false);
+    for rank in 0..1024 {
+        net.submit(rank, submission(&data, rank, 0));
+    }
+    let done = net.run(1, 10 * SECOND);
+    assert!(done, "{:?}", net.server.snapshot());
+    for rank in 0..1024 {
+        match &net.results[rank][&0] {
+            Ok(bytes) => check(&data, bytes, &format!("rank {rank}")),
+            Err(text) => panic!("rank {rank}: {text}"),
+        }
+    }
+    let c = net.server.snapshot().counters;
+    assert_eq!((c.host_summed_packets, c.aggregated_packets), (0, 52 * 1024), "{c:?}");
 }

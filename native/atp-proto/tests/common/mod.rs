@@ -353,8 +353,13 @@ impl Network {
         }
     }
 
-    fn arrive(&mut self, a: Arrival) {
-        let h = Header::unpack(&a.data).expect("a header");
+    fn arrive(&mut self, mut a: Arrival) {
+        let mut h = Header::unpack(&a.data).expect("a header");
+        if a.ce && matches!(a.place, Place::Rack(_) | Place::Top) {
+            // The IP mark goes into the header, where it survives the sum.
+            h.ecn = true;
+            a.data[..HEADER_BYTES].copy_from_slice(&h.pack());
+        }
         match a.place {
             Place::Worker(rank) => {
                 if !self.dead[rank] {
@@ -410,7 +415,7 @@ impl Network {
     }
 
     fn pump(&mut self) {
-        let mut buffer = [0u8; 256];
+        let mut buffer = [0u8; 2048];
         for rank in 0..self.workers.len() {
             if self.dead[rank] {
                 continue;
