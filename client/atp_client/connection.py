@@ -550,9 +550,10 @@ class Connection:
         while self._submit_lock.acquire(blocking=False):
             try:
                 released = self._submit_some()
-            except OSError as error:
+            except (OSError, RuntimeError) as error:
+                # Also when a tensor cannot be read: the peers wait for this operation, it cannot be left out.
                 released = None
-                failure = SidecarLostError(f"the connection to the ATP sidecar broke: {error}")
+                failure = SidecarLostError(f"the ATP client cannot go on: {error}")
                 for deliver in self._fail(failure):
                     deliver()
             finally:

@@ -198,9 +198,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def _spawned(rank: int, port: int, arguments: argparse.Namespace) -> None:
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(arguments.spawn), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-    )
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(arguments.spawn), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     train(arguments)
 
 

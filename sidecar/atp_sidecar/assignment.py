@@ -102,9 +102,7 @@ class Assignment(_Model):
             raise ValueError(f"workers: ranks must be 0..{len(ranks) - 1}, each once; they are {ranks}")
         shards = sorted(server.shard for server in self.parameter_servers)
         if shards != list(range(len(shards))):
-            raise ValueError(
-                f"parameterServers: shards must be 0..{len(shards) - 1}, each once; they are {shards}"
-            )
+            raise ValueError(f"parameterServers: shards must be 0..{len(shards) - 1}, each once; they are {shards}")
         places = [(worker.rack, worker.bit) for worker in self.workers if not worker.edge]
         if len(set(places)) != len(places):
             raise ValueError("workers: two workers have the same rack and bit; each needs a bit of its own")
@@ -123,9 +121,7 @@ class Assignment(_Model):
             )
         for region in self.regions:
             if region.start + region.size > 65536:
-                raise ValueError(
-                    f"regions: {region.start}+{region.size} ends beyond the 16-bit aggregatorIndex"
-                )
+                raise ValueError(f"regions: {region.start}+{region.size} ends beyond the 16-bit aggregatorIndex")
         return self
 
     @property
@@ -182,8 +178,7 @@ def parse_assignment(text: str, role: Role, pod_ip: str | None = None) -> Assign
         raise AssignmentError("the assignment is not valid: " + "; ".join(parts)) from None
     if assignment.role != role:
         raise AssignmentError(
-            f"the assignment is not valid: role: it says {assignment.role}, but this sidecar runs as {role} "
-            "(ATP_ROLE)"
+            f"the assignment is not valid: role: it says {assignment.role}, but this sidecar runs as {role} (ATP_ROLE)"
         )
     if pod_ip and assignment.own_address != pod_ip:
         raise AssignmentError(

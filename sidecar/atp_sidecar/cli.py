@@ -66,17 +66,11 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--assignment", type=Path, default=Path("/etc/atp/assignment.json"), help="file the operator fills"
     )
-    run.add_argument(
-        "--socket", type=Path, default=Path("/run/atp/atp.sock"), help="unix socket for the trainer"
-    )
-    run.add_argument(
-        "--metrics-port", type=int, default=9095, help="port of /metrics, /healthz, /readyz and /status"
-    )
+    run.add_argument("--socket", type=Path, default=Path("/run/atp/atp.sock"), help="unix socket for the trainer")
+    run.add_argument("--metrics-port", type=int, default=9095, help="port of /metrics, /healthz, /readyz and /status")
     run.add_argument("--metrics-host", default="0.0.0.0", help="address of that port")
     run.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
-    commands.add_parser(
-        "park", help="wait for SIGTERM, then exit (main container of a parameter server's pod)"
-    )
+    commands.add_parser("park", help="wait for SIGTERM, then exit (main container of a parameter server's pod)")
     return top
 
 

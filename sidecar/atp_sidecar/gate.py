@@ -112,9 +112,7 @@ class Gate:
         current = self.assignment
         if current is not None and current.uid == assignment.uid and current.job == assignment.job:
             if assignment.epoch < current.epoch:
-                self._refuse(
-                    f"the assignment has epoch {assignment.epoch}, which is older than {current.epoch}"
-                )
+                self._refuse(f"the assignment has epoch {assignment.epoch}, which is older than {current.epoch}")
                 return
             if assignment.epoch == current.epoch and self.is_open:
                 self._revise(current, assignment)
@@ -137,9 +135,7 @@ class Gate:
             return
         if assignment.mode != current.mode:
             # The transport needs no telling: without a switch the parameter server sums by itself.
-            self._log.warning(
-                "mode-changed", old=current.mode, new=assignment.mode, revision=assignment.revision
-            )
+            self._log.warning("mode-changed", old=current.mode, new=assignment.mode, revision=assignment.revision)
         self.assignment = assignment
 
     def _open(self, assignment: Assignment, now: float) -> None:

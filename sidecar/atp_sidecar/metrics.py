@@ -90,9 +90,7 @@ class SidecarMetrics:
         """The snapshot with the counts of earlier transports added to its counters."""
         return {**snapshot, **{key: int(snapshot.get(key) or 0) + self._before[key] for key in _CUMULATIVE}}
 
-    def expose(
-        self, assignment: Assignment | None, role: str, snapshot: Mapping[str, Any], gate_open: bool
-    ) -> str:
+    def expose(self, assignment: Assignment | None, role: str, snapshot: Mapping[str, Any], gate_open: bool) -> str:
         """The metrics as text.
 
         Args:
@@ -120,22 +118,15 @@ class SidecarMetrics:
         metric(
             "atp_rejected_packets_total",
             "counter",
-            "Packets dropped by reason: stranger (not from this job), job (foreign job ID), length, "
-            "sequence.",
-            [
-                (_labels({**labels, "reason": reason}), _number(totals[f"rejected_{reason}"]))
-                for reason in _REJECTIONS
-            ],
+            "Packets dropped by reason: stranger (not from this job), job (foreign job ID), length, sequence.",
+            [(_labels({**labels, "reason": reason}), _number(totals[f"rejected_{reason}"])) for reason in _REJECTIONS],
         )
         results = {"ok": 0, **self.operations}
         metric(
             "atp_operations_total",
             "counter",
             "Finished collective operations by result: ok or the error's code.",
-            [
-                (_labels({**labels, "result": result}), str(count))
-                for result, count in sorted(results.items())
-            ],
+            [(_labels({**labels, "result": result}), str(count)) for result, count in sorted(results.items())],
         )
         for name, key, text in _GAUGES:
             metric(name, "gauge", text, [(own, _number(totals.get(key, 0)))])

@@ -55,9 +55,7 @@ class Segment:
             ValueError: they are not all inside the file.
         """
         if offset < 0 or size < 0 or offset + size > self.size:
-            raise ValueError(
-                f"bytes {offset}..{offset + size} are not inside the shared file of {self.size} bytes"
-            )
+            raise ValueError(f"bytes {offset}..{offset + size} are not inside the shared file of {self.size} bytes")
         return memoryview(self._map)[offset : offset + size]
 
     def unlink(self) -> None:

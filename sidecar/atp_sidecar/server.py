@@ -31,9 +31,7 @@ class ProtocolError(Exception):
 def _integer(message: dict[str, Any], name: str, least: int) -> int:
     value = message.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ProtocolError(
-            f'{message["type"]}: "{name}" must be an integer of at least {least}, not {value!r}'
-        )
+        raise ProtocolError(f'{message["type"]}: "{name}" must be an integer of at least {least}, not {value!r}')
     return value
 
 
@@ -218,16 +216,12 @@ class Session:
         assert self._segment is not None
         size = _integer(message, "bytes", 1)
         if self._in_flight:
-            raise ProtocolError(
-                f"resize: {len(self._in_flight)} operations are in flight; wait for them first"
-            )
+            raise ProtocolError(f"resize: {len(self._in_flight)} operations are in flight; wait for them first")
         answer: dict[str, Any] = {"type": "resized"}
         size = (size + 4095) // 4096 * 4096
         try:
             if size > MAX_SEGMENT_BYTES:
-                raise SegmentError(
-                    errno.EFBIG, f"{size} bytes exceed the largest shared file of {MAX_SEGMENT_BYTES}"
-                )
+                raise SegmentError(errno.EFBIG, f"{size} bytes exceed the largest shared file of {MAX_SEGMENT_BYTES}")
             if size > self._segment.size:
                 old, self._segment = self._segment, Segment(self._directory, size)
                 old.unlink()
@@ -274,9 +268,7 @@ class SocketServer:
             OSError: the socket cannot be made there, or another sidecar serves it.
         """
         if len(str(self._path).encode()) > 107:
-            raise OSError(
-                errno.ENAMETOOLONG, f"the socket path {self._path} is longer than the 107 bytes Linux allows"
-            )
+            raise OSError(errno.ENAMETOOLONG, f"the socket path {self._path} is longer than the 107 bytes Linux allows")
         self._path.parent.mkdir(parents=True, exist_ok=True)
         probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with contextlib.closing(probe):

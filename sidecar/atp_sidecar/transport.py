@@ -25,9 +25,7 @@ class WorkerTransport(Transport, Protocol):
     def fileno(self) -> int:
         """An eventfd that is readable while completions wait."""
 
-    def submit(
-        self, op_id: int, kind: str, dtype: str, send: memoryview, recv: memoryview, count: int
-    ) -> None:
+    def submit(self, op_id: int, kind: str, dtype: str, send: memoryview, recv: memoryview, count: int) -> None:
         """Starts one all-reduce. The buffers must stay alive until its completion.
 
         Raises:
