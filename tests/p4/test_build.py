@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is generated and committed under p4/ belongs to the sources, and says what the P4Runtime contract says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from finsy.proto import p4i
+from google.protobuf import text_format
+
+ROOT = Path(__file__).resolve().parents[2]
+P4 = ROOT / "p4"
+PUBLISHED = sorted((P4 / "build").glob("*.p4info.txtpb"))
+EVENTS_ONLY = "Tofino publishes events, not one counter for each name: docs/p4.md"
+SOFTWARE_ONLY = {"passed_gso", "dropped_no_route", "dropped_busy"}
+
+
+def load_build() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("atp_p4_build", P4 / "build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def read(path: Path) -> p4i.P4Info:
+    return text_format.Parse(path.read_text(encoding="utf-8"), p4i.P4Info())
+
+
+def test_wire_layout_is_that_of_wire_toml() -> None:
+    subprocess.run([sys.executable, str(P4 / "generate.py"), "--check"], check=True)
+
+
+def test_nothing_committed_is_older_than_its_sources() -> None:
+    subprocess.run([sys.executable, str(P4 / "build.py"), "--check"], check=True)
+
+
+def test_a_changed_source_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = load_build()
+    monkeypatch.setattr(build, "CHECKSUMS", tmp_path / "checksums.json")
+    build.write_json(build.CHECKSUMS, {"bmv2": {"sources_sha256": build.checksum("bmv2")}})
+    assert build.check() == 0
+    build.write_json(build.CHECKSUMS, {"bmv2": {"sources_sha256": build.checksum("tofino")}})
+    assert build.check() == 1
+
+
+def test_figures_come_from_the_compilers_reports() -> None:
+    build = load_build()
+
+    def stage(number: int, tables: int, srams: int, alus: int) -> dict[str, object]:
+        return {
+            "stage_number": number,
+            "logical_tables": {"ids": list(range(tables))},
+            "rams": {"srams": [{}] * srams},
+            "meter_alus": {"meters": [{}] * alus},
+        }
+
+    used = {"resources": {"mau": {"mau_stages": [stage(0, 3, 48, 1), stage(1, 1, 48, 4), stage(2, 0, 0, 0)]}}}
+    metrics = {"phv": {"normal": [{"bit_width": 32, "containers_occupied": 64}]}}
+    figures = build.resources(build.CHIPS["tofino"], used, metrics)
+    assert figures == {
+        "stages": 2,
+        "stages_of_chip": 12,
+        "values_per_pass": 62,
+        "sram_percent": 10.0,
+        "stateful_alus": 5,
+        "phv_percent": 50.0,
+    }
+    assert build.aggregators_of("tofino") >= 22_528
+    assert build.aggregators_of("tofino2") >= 40_960
+
+
+@pytest.mark.skipif(not PUBLISHED, reason="p4/build has no p4info: make -C p4, which needs p4c")
+@pytest.mark.parametrize("path", [pytest.param(p, id=p.name) for p in PUBLISHED])
+def test_published_objects_are_those_of_the_contract(path: Path) -> None:
+    contract, ours = read(P4 / "p4info.txtpb"), read(path)
+    tables = {t.preamble.alias: t for t in ours.tables}
+    for wanted in contract.tables:
+        got = tables[wanted.preamble.alias]
+        assert got.preamble.id == wanted.preamble.id
+        assert [(f.id, f.name, f.match_type) for f in got.match_fields] == [
+            (f.id, f.name, f.match_type) for f in wanted.match_fields
+        ]
+    actions = {a.preamble.alias: a for a in ours.actions}
+    for wanted_action in contract.actions:
+        if wanted_action.preamble.alias != "NoAction":
+            found = actions[wanted_action.preamble.alias]
+            assert found.preamble.id == wanted_action.preamble.id
+            assert [(p.id, p.name, p.bitwidth) for p in found.params] == [
+                (p.id, p.name, p.bitwidth) for p in wanted_action.params
+            ]
+    if "tofino" in path.name:
+        pytest.skip(EVENTS_ONLY)
+    counters = {c.preamble.alias: c.preamble.id for c in ours.counters}
+    wanted_counters = {c.preamble.alias: c.preamble.id for c in contract.counters}
+    assert counters == {name: i for name, i in wanted_counters.items() if name not in SOFTWARE_ONLY}
+
+
+@pytest.mark.skipif(not (P4 / "build" / "resources.json").exists(), reason="no report yet: make -C p4, which needs p4c")
+def test_the_program_fits_both_chips() -> None:
+    report = json.loads((P4 / "build" / "resources.json").read_text(encoding="utf-8"))
+    for name, aggregators in (("tofino", 22_528), ("tofino2", 40_960)):
+        figures = report[name]
+        assert figures["stages"] <= figures["stages_of_chip"]
+        assert figures["aggregators"] >= aggregators
+        assert figures["values_per_pass"] == 62
+        assert {"sram_percent", "stateful_alus", "phv_percent", "sources_sha256", "compiler"} <= set(figures)
