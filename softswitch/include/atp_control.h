@@ -2,7 +2,14 @@
 /*
  * Control interface of the software switch: one handle, three data paths (tc BPF, XDP, native core behind a UDP relay).
  * The P4Runtime server (softswitch/atp_softswitch) is its only user besides tests; it calls it through ctypes.
- * Every function returns 0 or a negative errno and is safe to call from one thread at a time.
+ * Every function returns 0 or a negative errno and is safe to call from one thread at a time: -EINVAL for arguments that
+ * can never be right, -ENOENT for what is not there, -ENOSPC when a table is full (4 ports for each bit of a level, 4 for
+ * each rack in transit, 8 PS ports a job, 256 phantom queues), -ERANGE for regions beyond the aggregators, -EMSGSIZE for
+ * a profile larger than the switch's. Setting what is set already changes nothing.
+ *
+ * The tables are independent, as in P4Runtime: admission, transit, PS ports and groups may be set before their job, and
+ * outlive atp_switch_delete_job(). Gradients leave towards the first PS port of the job, whose phantom queue they fill.
+ * bytes_in and bytes_out count Ethernet frames without padding and checksum; an ACK counts once for each copy.
  */
 #ifndef ATP_CONTROL_H
 #define ATP_CONTROL_H
@@ -22,7 +29,7 @@ struct atp_region {
 
 /* Table job: what the switch knows of one job. */
 struct atp_job_config {
-    uint32_t values;       /* 32-bit values per packet */
+    uint32_t values;       /* 32-bit values per packet: 62, 350 or 870, at most the switch's */
     uint32_t full0;        /* bitmap of all workers of this switch's rack; 0: not level 0 of the job */
     uint32_t full1;        /* bitmap of all racks; 0: not level 1 of the job */
     uint32_t group;        /* multicast group for ACKs; 0: forward ACKs as they are, after the release */
@@ -30,7 +37,7 @@ struct atp_job_config {
     struct atp_region region[ATP_REGIONS_MAX];
 };
 
-/* Table admission: this ingress port may set exactly this bit at this level. */
+/* Table admission: this ingress port may set exactly this bit at this level. `bitmap` has one bit. */
 struct atp_admission_key {
     uint32_t port; /* ifindex (BPF), IPv4 address in host order (relay) */
     uint32_t bitmap;
@@ -99,7 +106,8 @@ struct atp_switch_options {
     uint32_t aggregators; /* number of aggregators, 1..65536 */
     uint32_t values;      /* largest profile: 62, 350 or 870 */
     uint64_t stale_ns;    /* T; 0: ATP_STALE_NS */
-    const char *object_dir; /* where the compiled BPF objects are (BPF only) */
+    /* Where the compiled BPF objects are (BPF only); NULL: $ATP_OBJECT_DIR, else the directory of this library. */
+    const char *object_dir;
 };
 
 struct atp_switch;
@@ -109,8 +117,9 @@ int atp_switch_open_bpf(const struct atp_switch_options *options, struct atp_swi
 int atp_switch_open_native(const struct atp_switch_options *options, struct atp_switch **out);
 void atp_switch_close(struct atp_switch *sw);
 
+/* Set or change a job. A change of values, bitmaps or regions frees its aggregators: old sums must meet no new packets. */
 int atp_switch_set_job(struct atp_switch *sw, uint8_t job_id, const struct atp_job_config *config);
-/* Forget a job and free every aggregator it holds. */
+/* Forget a job and free every aggregator it holds; when it returns, no packet in flight can allocate for it any more. */
 int atp_switch_delete_job(struct atp_switch *sw, uint8_t job_id);
 int atp_switch_set_admission(struct atp_switch *sw, const struct atp_admission_key *key);
 int atp_switch_delete_admission(struct atp_switch *sw, const struct atp_admission_key *key);
@@ -130,7 +139,11 @@ int atp_switch_sweep(struct atp_switch *sw);
 /* Number of aggregators in use, in all or of one job (job_id 0: all). */
 int atp_switch_occupancy(struct atp_switch *sw, uint8_t job_id);
 
-/* BPF: attach to and detach from an interface. XDP: at a NIC; tc: between pods. */
+/*
+ * BPF: attach to and detach from an interface of the caller's network namespace; what is attached goes with the switch. An
+ * interface has either. XDP: at a NIC, for profiles whose frames fit one page (62 and 350); it brings a tc program for the
+ * ACKs along. tc: between pods.
+ */
 int atp_switch_attach_tc(struct atp_switch *sw, uint32_t ifindex);
 int atp_switch_detach_tc(struct atp_switch *sw, uint32_t ifindex);
 int atp_switch_attach_xdp(struct atp_switch *sw, uint32_t ifindex);
@@ -138,7 +151,11 @@ int atp_switch_detach_xdp(struct atp_switch *sw, uint32_t ifindex);
 /* Phantom queue of a port: mark ECN when more than threshold bytes would wait at this rate; 0 turns it off. */
 int atp_switch_set_port_rate(struct atp_switch *sw, uint32_t port, uint64_t bits_per_second, uint32_t threshold_bytes);
 
-/* Native: one packet (ATP header and values) through the core at time now_ns; emits through the callback. */
+/*
+ * Native: one packet (ATP header and values) through the core at time now_ns; emits through the callback, during the call.
+ * egress_port: the job's PS port for a gradient, the replica's port for an ACK, 0 for ordinary traffic, which goes on to
+ * dst_ip. `payload` is rewritten in place. `ecn` is the header's bit as it leaves.
+ */
 typedef void (*atp_emit_fn)(void *context, uint32_t egress_port, uint32_t dst_ip, const uint8_t *payload, size_t length,
                             int ecn);
 int atp_switch_process(struct atp_switch *sw, uint32_t ingress_port, uint32_t dst_ip, int ce, uint8_t *payload,

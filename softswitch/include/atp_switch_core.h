@@ -351,7 +351,7 @@ ATP_INLINE void atp_decide(struct atp_aggregator_head *a, struct atp_header *h, 
     atp_emit_header(a, h, p->level);
 }
 
-/* ---- phantom queue ---- */
+/* ---- phantom queue: cores that add at once may lose a packet's length, which a threshold does not notice ---- */
 
 ATP_INLINE int atp_queue_is_over(const struct atp_queue *q, uint64_t now_ns) {
     return q->ns_per_kib != 0 && (int64_t)(q->busy_until_ns - now_ns) > (int64_t)q->threshold_ns;

@@ -133,6 +133,14 @@ static uint64_t lane_of(uint32_t full) {
     return atp_lane((uint32_t)__builtin_popcount(full));
 }
 
+static bool is_as_configured(const struct atp_job_entry *entry, const struct atp_job_config *config) {
+    struct atp_region region[ATP_REGIONS_MAX] = {{0}};
+
+    memcpy(region, config->region, config->region_count * sizeof(region[0]));
+    return entry->values == config->values && entry->full0 == config->full0 && entry->full1 == config->full1 &&
+           entry->group == config->group && memcmp(entry->region, region, sizeof(region)) == 0;
+}
+
 static int set_job(struct atp_switch *sw, uint8_t job_id, const struct atp_job_config *config) {
     struct atp_tables *t = &sw->tables;
     const struct atp_job_entry *old = job_entry(sw, job_id);
@@ -142,6 +150,8 @@ static int set_job(struct atp_switch *sw, uint8_t job_id, const struct atp_job_c
     bool other_sums;
     int freed;
 
+    if (known && is_as_configured(old, config))
+        return 0;  /* level-triggered control says the same again and again */
     *entry = *old; /* admission, transit and PS ports are tables of their own */
     entry->values = config->values;
     entry->full0 = config->full0;
@@ -316,6 +326,10 @@ ATP_EXPORT int atp_switch_set_group(struct atp_switch *sw, uint32_t group, const
     locked(sw);
     if (count == 0 && t->group_slots[group] == 0)
         return unlocked(sw, -ENOENT);
+    entry = &t->groups[2 * group + sw->group_half[group]];
+    if (t->group_slots[group] != 0 && count == entry->count &&
+        memcmp(entry->replica, replicas, count * sizeof(*replicas)) == 0)
+        return unlocked(sw, 0);
     if (count == 0) {
         store64(&t->group_slots[group], 0);
     } else {

@@ -413,8 +413,13 @@ class RelaySwitch(Switch):
         return sorted(got, key=lambda p: PORTS.index(p.port))
 
 
-def run(*command: str) -> None:
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+def run(*command: str, text: str = "") -> None:
+    """Run a command, ``text`` on its input.
+
+    Raises:
+        RuntimeError: it failed, with what it said.
+    """
+    done = subprocess.run(command, check=False, capture_output=True, text=True, input=text)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
 
@@ -441,16 +446,18 @@ class NetworkNamespace:
             switch = Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6")
             if switch.exists():
                 switch.write_text("1")
-        run("ip", "link", "set", "lo", "up")
-        run("ip", "link", "add", "br0", "type", "bridge")
-        run("ip", "link", "set", "br0", "up")
+        links = ["link set lo up", "link add br0 type bridge", "link set br0 up"]
+        entries = []
         for port in PORTS:
             mac = mac_of(port).hex(":")
-            run("ip", "link", "add", f"h-{port}", "mtu", str(mtu), "type", "veth", "peer", "name", f"p-{port}",
-                "mtu", str(mtu), "address", mac)  # fmt: skip
-            run("ip", "link", "set", f"h-{port}", "master", "br0", "up")
-            run("ip", "link", "set", f"p-{port}", "up")
-            run("bridge", "fdb", "replace", mac, "dev", f"h-{port}", "master", "static")
+            links += [
+                f"link add h-{port} mtu {mtu} type veth peer name p-{port} mtu {mtu} address {mac}",
+                f"link set h-{port} master br0 up",
+                f"link set p-{port} up",
+            ]
+            entries.append(f"fdb replace {mac} dev h-{port} master static")
+        run("ip", "-batch", "-", text="\n".join(links))
+        run("bridge", "-batch", "-", text="\n".join(entries))
 
     def close(self) -> None:
         os.sched_setaffinity(0, self.cpus)
@@ -459,7 +466,7 @@ class NetworkNamespace:
 
 
 def ip_checksum(header: bytes) -> int:
-    total = sum(struct.unpack(f">{len(header) // 2}H", header))
+    total: int = sum(struct.unpack(f">{len(header) // 2}H", header))
     while total > 0xFFFF:
         total = (total & 0xFFFF) + (total >> 16)
     return ~total & 0xFFFF
