@@ -410,3 +410,28 @@ def test_a_lone_job_always_runs_and_ends(workers: int, seed: int) -> None:
     sim.step()
     assert sim.jobs["u"]["status"]["phase"] == "Succeeded"
     assert all(view.jobs == {} for view in sim.views.values())
+
+
+def test_what_one_job_gives_back_is_written_before_another_has_it() -> None:
+    """The older job resumes in the very pass in which the younger ends; a stop after any write breaks nothing."""
+    for stop_after in range(6):
+        quota = Quota("a", {"matchLabels": {"team": "a"}}, 1, None)
+        sim = Simulation({"s0": 4096}, {"s0": list(NODES)}, [quota])
+        options = {"workers": 1, "mode": "Reserved", "aggregators": {"request": 3000}, "backoffLimit": 0}
+        sim.jobs["old"] = job_object("old", sim.now, "old", suspend=True, **options)
+        sim.jobs["young"] = job_object("young", sim.now + 1, "young", **options)
+        for _ in range(5):
+            sim.step()
+            sim.kubelet(random.Random(0))
+        assert sim.jobs["young"]["status"]["phase"] == "Running"
+        sim.jobs["old"]["spec"]["suspend"] = False
+        sim.step()
+        assert sim.jobs["old"]["status"]["reason"] == "QuotaExceeded"
+        sim.pods["team-a/young"] = [replace(p, phase="Failed") for p in sim.pods["team-a/young"]]
+        sim.step(stop_after)
+        check_switches(sim)
+        check_quotas(sim)
+        sim.step()
+        sim.step()
+        assert sim.jobs["young"]["status"]["phase"] == "Failed"
+        assert sim.jobs["old"]["status"]["phase"] in ("Admitted", "Starting"), sim.jobs["old"]["status"]
