@@ -113,8 +113,8 @@ def build_tofino(tools: str, name: str) -> bool:
     shutil.rmtree(out, ignore_errors=True)
     # The driver runs compiler and assembler: only the assembler says that a program has more stages than the chip.
     run([
-        driver, "--target", chip.target, "--arch", chip.arch, "--std", "p4-16", "-g", "-o", str(out),
-        "--p4runtime-files", str(BUILD / f"atp.{name}.p4info.txtpb"), "tna/atp.p4",
+        driver, "--target", chip.target, "--arch", chip.arch, "--std", "p4-16", "-g", "--auto-init-metadata",
+        "-o", str(out), "--p4runtime-files", str(BUILD / f"atp.{name}.p4info.txtpb"), "tna/atp.p4",
     ])  # fmt: skip
     logs = next(out.rglob("resources.json")).parent
     figures = resources(

@@ -26,7 +26,7 @@
         /* Bits that the packet has and the rack has not. */
         meta.excess = hdr.atp.bitmap0 & ~mask0;
         meta.bit = hdr.atp.bitmap1;
-        meta.key = hdr.atp.key | LEVEL_BIT;
+        meta.key = hdr.atp.key ^ LEVEL_BIT;
     }
 
     @id(0x01000005) action from_ps() {

@@ -14,11 +14,11 @@
 #define IP_VERSION_IHL 0x45
 
 /*
- * Level 1 sets this bit of the key word, in place of the sequence's top bit: one 32-bit comparison then tells job,
- * sequence and level. Sequences 2^23 apart are taken for the same one, which needs 2^23 packets of a job within T.
+ * Level 1 flips this bit of the key word, the sequence's top bit: one 32-bit comparison then tells job, sequence and
+ * level. It takes a sequence at one level for the one 2^23 before it at the other, which needs 2^23 packets of a job
+ * within T.
  */
 #define LEVEL_BIT 0x00800000
-#define LEVEL_MASK 0xFF7FFFFF
 
 header ethernet_t {
     bit<48> dst_addr;

@@ -78,39 +78,13 @@ struct meta_t {
     bit<32>     key;
     bit<32>     present;
     bit<32>     cover;
-    bit<32>     now;
+    bit<32>     other;
 }
 
 parser AtpParser(packet_in packet, out headers_t hdr, out meta_t meta, out ingress_intrinsic_metadata_t ig_intr_md) {
     state start {
         packet.extract(ig_intr_md);
         packet.advance(PORT_METADATA_SIZE);
-        meta.kind = K_ORDINARY;
-        meta.verdict = V_NONE;
-        meta.op = OP_NONE;
-        meta.out_ = OUT_FORWARD;
-        meta.known = 0;
-        meta.in_region = 0;
-        meta.admitted = 0;
-        meta.transit = 0;
-        meta.from_ps = 0;
-        meta.ecn = 0;
-        meta.mark = 0;
-        meta.key_result = 0;
-        meta.missing_result = 0;
-        meta.cover_result = 0;
-        meta.group = 0;
-        meta.full0 = 0;
-        meta.full1 = 0;
-        meta.outside0 = 0;
-        meta.outside1 = 0;
-        meta.excess = 0;
-        meta.bit = 0;
-        meta.needed = 0;
-        meta.key = 0;
-        meta.present = 0;
-        meta.cover = 0;
-        meta.now = 0;
         transition select(ig_intr_md.ingress_port) {
             RECIRCULATION_PORT &&& 0x7F : parse_second;
             default : parse_ethernet;
@@ -179,6 +153,7 @@ parser AtpParser(packet_in packet, out headers_t hdr, out meta_t meta, out ingre
 
     state parse_level0 {
         packet.extract(hdr.atp);
+        meta.key = hdr.atp.key;
         meta.bit = hdr.atp.bitmap0;
         packet.extract(hdr.values);
         transition accept;
@@ -186,6 +161,7 @@ parser AtpParser(packet_in packet, out headers_t hdr, out meta_t meta, out ingre
 
     state parse_level1 {
         packet.extract(hdr.atp);
+        meta.key = hdr.atp.key;
         meta.bit = hdr.atp.bitmap1;
         packet.extract(hdr.values);
         transition accept;
@@ -209,6 +185,7 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
     Register<bit<32>, bit<16>>(ATP_AGGREGATORS) cover;
     Register<bit<8>, bit<16>>(ATP_AGGREGATORS) mark;
     Hash<bit<32>>(HashAlgorithm_t.IDENTITY) clock_slice;
+    Hash<bit<13>>(HashAlgorithm_t.IDENTITY) event_cell;
     /* By event (V_ codes) and job. */
     Counter<bit<32>, bit<13>>(8192, CounterType_t.PACKETS) events;
     Counter<bit<64>, bit<8>>(256, CounterType_t.BYTES) bytes_in;
@@ -216,12 +193,17 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
 #include "../include/admission.p4"
 #include "../include/forwarding.p4"
 
-    action level0() {
-        meta.key = hdr.atp.key & LEVEL_MASK;
+    action level1() {
+        meta.key = hdr.atp.key ^ LEVEL_BIT;
     }
 
-    action level1() {
-        meta.key = hdr.atp.key | LEVEL_BIT;
+    /* The ALU of the key takes two words: the key, and the time or, for an ACK, the key of the other level. */
+    action take_time() {
+        meta.other = clock_slice.get(ig_intr_md.ingress_mac_tstamp[47:16]);
+    }
+
+    action take_other_key() {
+        meta.other = hdr.atp.key ^ LEVEL_BIT;
     }
 
     /* ---- the key ---- */
@@ -232,20 +214,20 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
      */
     RegisterAction<owner_t, bit<16>, predicate_t>(owners) owner_gradient = {
         void apply(inout owner_t owner, out predicate_t result) {
-            result = this.predicate(owner.key == meta.key, meta.now - owner.stamp > STALE_UNITS);
-            if (meta.now - owner.stamp > STALE_UNITS) {
+            result = this.predicate(owner.key == meta.key, meta.other - owner.stamp > STALE_UNITS);
+            if (meta.other - owner.stamp > STALE_UNITS) {
                 owner.key = meta.key;
-                owner.stamp = meta.now;
+                owner.stamp = meta.other;
             } else if (owner.key == meta.key) {
-                owner.stamp = meta.now;
+                owner.stamp = meta.other;
             }
         }
     };
 
     RegisterAction<owner_t, bit<16>, predicate_t>(owners) owner_resend = {
         void apply(inout owner_t owner, out predicate_t result) {
-            result = this.predicate(owner.key == meta.key, meta.now - owner.stamp > STALE_UNITS);
-            if (owner.key == meta.key && meta.now - owner.stamp > STALE_UNITS) {
+            result = this.predicate(owner.key == meta.key, meta.other - owner.stamp > STALE_UNITS);
+            if (owner.key == meta.key && meta.other - owner.stamp > STALE_UNITS) {
                 owner.key = 0;
                 owner.stamp = 0;
             }
@@ -254,8 +236,8 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
 
     RegisterAction<owner_t, bit<16>, predicate_t>(owners) owner_ack = {
         void apply(inout owner_t owner, out predicate_t result) {
-            result = this.predicate(owner.key == meta.key, owner.key - meta.key == LEVEL_BIT);
-            if (owner.key == meta.key || owner.key - meta.key == LEVEL_BIT) {
+            result = this.predicate(owner.key == meta.key, owner.key == meta.other);
+            if (owner.key == meta.key || owner.key == meta.other) {
                 owner.key = 0;
                 owner.stamp = 0;
             }
@@ -430,6 +412,10 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
 #define DECLARE(pair, first, second) Pair() pair;
     ATP_PAIRS(DECLARE)
 
+    action count_event() {
+        events.count(event_cell.get({ meta.verdict[4:0], ATP_JOB_ID(hdr.atp.key) }));
+    }
+
     /* ---- the way out ---- */
 
     action drop() {
@@ -489,8 +475,12 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
     }
 
     apply {
-        meta.now = clock_slice.get(ig_intr_md.ingress_mac_tstamp[47:16]);
         l2_forward.apply();
+        if (hdr.atp.isValid() && hdr.atp.is_ack == 1) {
+            take_other_key();
+        } else {
+            take_time();
+        }
         if (hdr.atp.isValid()) {
             job.apply();
             region.apply();
@@ -500,11 +490,8 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
                 if (hdr.atp.edge_switch_identifier == 1 && hdr.atp.is_ack == 0) {
                     level1();
                     admission.apply();
-                } else {
-                    level0();
-                    if (!admission.apply().hit) {
-                        transit.apply();
-                    }
+                } else if (!admission.apply().hit) {
+                    transit.apply();
                 }
             }
             if (hdr.ipv4.ecn == IP_ECN_CE || hdr.atp.ecn == 1) {
@@ -522,7 +509,7 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
         ATP_PAIRS(APPLY)
         emission.apply();
         exit_.apply();
-        events.count(meta.verdict[4:0] ++ ATP_JOB_ID(hdr.atp.key));
+        count_event();
         if (meta.known == 1) {
             bytes_in.count(ATP_JOB_ID(hdr.atp.key));
         }

@@ -189,8 +189,8 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
     action key_ack(bit<8> kind) {
         meta.kind = kind;
         keys.read(old, index);
-        bool own0 = old == hdr.atp.key & LEVEL_MASK;
-        bool own1 = old == hdr.atp.key | LEVEL_BIT;
+        bool own0 = old == hdr.atp.key;
+        bool own1 = old == hdr.atp.key ^ LEVEL_BIT;
         meta.key_result = own0 ? 8w2 : own1 ? 8w4 : 8w1;
         keys.write(index, own0 || own1 ? 32w0 : old);
     }
@@ -281,10 +281,10 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
             if (hdr.atp.isValid()) {
                 meta.job = ATP_JOB_ID(hdr.atp.key);
                 if (hdr.atp.edge_switch_identifier == 1) {
-                    meta.key = hdr.atp.key | LEVEL_BIT;
+                    meta.key = hdr.atp.key ^ LEVEL_BIT;
                     meta.bit = hdr.atp.bitmap1;
                 } else {
-                    meta.key = hdr.atp.key & LEVEL_MASK;
+                    meta.key = hdr.atp.key;
                     meta.bit = hdr.atp.bitmap0;
                 }
                 job.apply();
@@ -300,7 +300,8 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
             gate.apply();
             /* Packets of no job are counted as job 0. */
             bit<32> job_index = meta.known == 1 ? (bit<32>)meta.job : 0;
-            if (meta.key[23:23] == 1) {
+            if (meta.key != hdr.atp.key) {
+                /* level 1 */
                 meta.needed = meta.full1 & ~meta.bit;
             } else {
                 meta.needed = meta.full0 & ~meta.bit;

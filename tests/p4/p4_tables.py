@@ -176,8 +176,8 @@ class TableSwitch:
         self.counted: dict[tuple[int, str], int] = {}
         self.between_passes: Packet | None = None
         """A packet that comes in between the two passes of the next one, for tests of that race."""
-        self.top_bits: dict[int, int] = {}
-        """Top bit of the sequence of each aggregator, which the key does not hold; for looking only."""
+        self.seen: dict[int, tuple[int, int]] = {}
+        """Level and sequence of each aggregator, which the key does not tell apart; for looking only."""
 
     # -- tables of the control plane
 
@@ -219,10 +219,10 @@ class TableSwitch:
         s = self.state.get(index, State())
         if s.key == 0:
             return Aggregator(0, 0, 0, 0, False, False, 0, tuple(s.values))
-        level = int(bool(s.key & LEVEL_BIT))
+        level, sequence = self.seen[index]
         return Aggregator(
             s.key >> 24,
-            s.key & (LEVEL_BIT - 1) | self.top_bits.get(index, 0),
+            sequence,
             level,
             s.cover,
             s.missing == 0,
@@ -253,7 +253,7 @@ class TableSwitch:
         values = list(Packet.parse(packet.port, payload).values) if whole else []
         level = h.edge_switch_identifier
         meta = Meta(kind=self.codes["K_SHORT"] if short else 0)
-        meta.key = (h.job_id << 24 | h.sequence) & ~LEVEL_BIT | level * LEVEL_BIT
+        meta.key = (h.job_id << 24 | h.sequence) ^ (0 if h.is_ack else level * LEVEL_BIT)
         meta.bit = h.bitmap1 if level else h.bitmap0
         own_mark = h.ecn
         meta.ecn = int(h.ecn or packet.ce)
@@ -293,7 +293,7 @@ class TableSwitch:
         excess = h.bitmap0 & ~(mask0 or 0) if on_way else 0
         if on_way:
             meta.bit = h.bitmap1
-            meta.key |= LEVEL_BIT
+            meta.key ^= LEVEL_BIT
         full = (job.full0, job.full1) if job else (0, 0)
         action, (kind,) = self.tables["gate"].apply(
             int(second_pass),
@@ -320,7 +320,8 @@ class TableSwitch:
         s = self.state.setdefault(index, State())
         if action != "set_kind":
             getattr(self, action)(s, meta)
-        meta.needed = full[int(bool(meta.key & LEVEL_BIT))] & ~meta.bit
+        level = int(meta.key != (h.job_id << 24 | h.sequence))
+        meta.needed = full[level] & ~meta.bit
         for register in ("missing", "present", "cover", "mark"):
             access, _ = self.tables[f"{register}_access"].apply(meta.kind, meta.key_result)
             if access != "NoAction":
@@ -331,7 +332,7 @@ class TableSwitch:
         values = self.run_values(s, values, op)
         if op == self.codes["OP_WRITE"] or (op == self.codes["OP_ADD"] and out != self.codes["OUT_CARRY_FREE"]):
             s.stamp_ns = self.now_ns
-            self.top_bits[index] = h.sequence & LEVEL_BIT
+            self.seen[index] = level, h.sequence
         edit, _ = self.tables["emission"].apply(meta.kind, verdict)
         return verdict, op, out, self.edit(edit, h, meta), values, meta.cover
 
@@ -383,7 +384,7 @@ class TableSwitch:
             s.key = 0
 
     def key_ack(self, s: State, m: Meta) -> None:
-        own = s.key == m.key & ~LEVEL_BIT, s.key == m.key | LEVEL_BIT
+        own = s.key == m.key, s.key == m.key ^ LEVEL_BIT
         m.key_result = self.compare(*own)
         if any(own):
             s.key = 0
