@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Mapping
 
 from . import ANNOTATION_ASSIGNMENT, API_VERSION, FINALIZER, LABEL_JOB, LABEL_MANAGED_BY
 from .agent import AgentSession
 from .cache import Store, key_of
-from .conditions import set_condition
 from .desired import desired_jobs
 from .kube import ATP, ApiError, Kube, path
 from .leader import LeaderElection
@@ -176,6 +175,8 @@ class Controller:
         """What is known now."""
         jobs = self._jobs()
         uids = {job.uid: job.key for job in jobs}
+        self._create_errors = {uid: text for uid, text in self._create_errors.items() if uid in uids}
+        self._services &= uids.keys()
         pods: dict[str, list[Pod]] = {}
         for raw in self.stores["pods"].items.values():
             owner = next((o["uid"] for o in raw["metadata"].get("ownerReferences") or () if o.get("controller")), "")
@@ -186,6 +187,7 @@ class Controller:
             pods=pods,
             switches=self._switches(),
             quotas=[Quota.from_object(raw) for raw in self.stores["quotas"].items.values()],
+            create_errors=dict(self._create_errors),
             namespaces={
                 key[1]: {"kubernetes.io/metadata.name": key[1], **(raw["metadata"].get("labels") or {})}
                 for key, raw in self.stores["namespaces"].items.items()
@@ -231,6 +233,8 @@ class Controller:
         self.metrics.record(snapshot, plan)
         if failures:
             raise failures[0]
+        if self._create_errors:
+            return min(time.time() + 2.0, plan.wake_at or math.inf)
         return plan.wake_at
 
     def _check_leading(self) -> None:
@@ -400,8 +404,9 @@ class Controller:
                 answer = await self.kube.create(path("api/v1", plural, job.namespace), body)
             except ApiError as error:
                 if error.code == 409 and error.reason == "AlreadyExists":
-                    await self._adopt(plan, plural, name)
-                    continue
+                    if await self._adopt(plan, plural, name):
+                        continue
+                    return
                 # Quota, PodSecurity, a webhook or a bad template: the words of the API server tell the user what to do.
                 await self._create_failed(
                     plan, f"{kind} {name} was refused by the API server: {error.message or error}"
@@ -411,10 +416,12 @@ class Controller:
                 self.stores["pods"].put(answer)
             else:
                 self._services.add(job.uid)
-        self._create_errors.pop(job.uid, None)
+        if plan.create and job.uid in self._create_errors:
+            del self._create_errors[job.uid]
+            self.wake()
 
-    async def _adopt(self, plan: JobPlan, plural: str, name: str) -> None:
-        """The object is there already: ours from before the cache knew it, or somebody else's."""
+    async def _adopt(self, plan: JobPlan, plural: str, name: str) -> bool:
+        """The object is there already: ours from before the cache knew it (True), or somebody else's."""
         job = plan.job
         raw = await self.kube.get(path("api/v1", plural, job.namespace, name))
         owners = [o.get("uid") for o in raw["metadata"].get("ownerReferences") or ()]
@@ -423,26 +430,24 @@ class Controller:
                 self.stores["pods"].put(raw)
             else:
                 self._services.add(job.uid)
-            return
+            return True
         kind = plural[:-1].capitalize()
-        await self._create_failed(
-            plan,
-            f"{kind} {name} exists in namespace {job.namespace} and is not this job's: delete it or rename the job",
+        ours_once = any(o.get("kind") == "ATPJob" for o in raw["metadata"].get("ownerReferences") or ())
+        text = (
+            f"waits until {kind} {name} of an earlier ATPJob of this name is gone"
+            if raw["metadata"].get("deletionTimestamp") or ours_once
+            else f"{kind} {name} exists in namespace {job.namespace} and is not this job's: delete it or rename the job"
         )
+        await self._create_failed(plan, text)
+        return False
 
     async def _create_failed(self, plan: JobPlan, message: str) -> None:
         job = plan.job
         if self._create_errors.get(job.uid) != message:
             log.warning("ATPJob %s: %s", job.key, message)
             await self._tell(job, Event("Warning", "PodCreateFailed", message))
-        self._create_errors[job.uid] = message
-        raw = self.stores["jobs"].items.get((job.namespace, job.name))
-        if raw is None:
-            return
-        status = copy.deepcopy(plan.status)
-        status.reason, status.message = "PodCreateFailed", message
-        set_condition(status.conditions, "PodsReady", False, "PodCreateFailed", message, job.generation, time.time())
-        await self._write_status("jobs", "atpjobs", raw, status.to_dict(job.spec.workers))
+            self._create_errors[job.uid] = message
+            self.wake()  # the next plan puts it into the status
 
     async def _tell(self, job: Job, event: Event) -> None:
         """A core/v1 Event; the same said again raises the count of the one there is."""

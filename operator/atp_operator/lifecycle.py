@@ -88,6 +88,7 @@ class World:
     sidecar: SidecarConfig
     limits: Limits
     now: float
+    create_errors: Mapping[str, str] = field(default_factory=dict)  # by ATPJob uid: why its pods could not be made
 
 
 def step(job: Job, pods: Sequence[Pod], world: World) -> JobPlan:
@@ -473,7 +474,9 @@ def _gather(plan: JobPlan, current: Mapping[str, Pod], leaving: set[str], world:
     if len(here) < total:
         trouble = sorted((p.name, *p.trouble) for p in current.values() if p.trouble)
         began = max(status.epoch_time or now, status.not_before or 0.0)
-        if trouble:
+        if job.uid in world.create_errors:
+            reason, message = "PodCreateFailed", world.create_errors[job.uid]
+        elif trouble:
             name, reason, text = trouble[0]
             message = f"{len(here)} of {total} pods are there; pod {name}: {text}"
         else:

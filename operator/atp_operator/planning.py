@@ -23,6 +23,7 @@ class Snapshot:
     switches: Mapping[str, Switch]
     quotas: Sequence[Quota] = ()
     namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # name -> labels
+    create_errors: Mapping[str, str] = field(default_factory=dict)  # by ATPJob uid: why its pods could not be made
 
 
 @dataclass
@@ -53,7 +54,7 @@ def plan_cluster(snapshot: Snapshot, sidecar: SidecarConfig, limits: Limits, now
     ordered = sorted(snapshot.jobs, key=lambda job: job.queue_key)
     ledger = Ledger(snapshot.switches, ordered, now)
     quotas = QuotaBook(snapshot.quotas, snapshot.namespaces, ordered, ledger)
-    world = World(snapshot.switches, ledger, quotas, sidecar, limits, now)
+    world = World(snapshot.switches, ledger, quotas, sidecar, limits, now, snapshot.create_errors)
     plans = [step(job, snapshot.pods.get(job.key, ()), world) for job in ordered]
     for plan in plans:
         if waits_in_queue(plan):

@@ -500,3 +500,63 @@ def test_standby_takes_over_when_the_leader_dies(lab: Any, standby: Any) -> None
         standby.stop()
         lab.operator.start()
         lab.wait_for(lambda: lab.operator.metric("atp_operator_leader") == 1.0, "leadership", 20)
+
+
+def test_pods_that_the_api_server_refuses_are_the_reason(lab: Any) -> None:
+    lab.cluster.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": "strict", "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
+        }
+    )
+    manifest = lab.job("rude", workers=1, mode="HostOnly")
+    manifest["metadata"]["namespace"] = "strict"
+    lab.cluster.apply(manifest)
+    try:
+        status = lab.wait_for(
+            lambda: (s := lab.cluster.status("rude", "strict")).get("reason") == "PodCreateFailed" and s, "reason"
+        )
+        # The parked parameter server and its sidecar pass the restricted standard; the trainer is the user's.
+        assert status["message"].startswith("Pod rude-worker-0 was refused by the API server")
+        assert "PodSecurity" in status["message"] and 'container "trainer"' in status["message"]
+        assert "atp-sidecar" not in status["message"]
+        assert [p["metadata"]["name"] for p in lab.cluster.pods("rude", "strict")] == ["rude-ps-0"]
+    finally:
+        lab.cluster.kubectl("delete", "atpjob", "rude", "-n", "strict", "--wait=false")
+        lab.cluster.kubectl("delete", "pod", "--all", "-n", "strict", "--force", "--grace-period=0", check=False)
+        lab.wait_for(lambda: not lab.cluster.get("atpjob", "rude", "strict"), "deleted")
+
+
+def test_metrics_tell_jobs_and_quotas(lab: Any) -> None:
+    lab.agent("sw-met", ["node-a"])
+    lab.quota("metered", maxJobs=3, nominalQuota={"aggregators": 2048})
+    lab.apply_job("measured", workers=1)
+    lab.cluster.run_pods("measured", 2)
+    lab.phase("measured", "Running")
+    for name, value in [
+        ('atp_jobs{phase="Running"}', 1.0),
+        ('atp_quota_used{resource="jobs",switch="",tenant="metered"}', 1.0),
+        ('atp_quota_nominal{resource="jobs",switch="",tenant="metered"}', 3.0),
+        ('atp_quota_used{resource="aggregators",switch="sw-met",tenant="metered"}', 1024.0),
+        ('atp_quota_nominal{resource="aggregators",switch="sw-met",tenant="metered"}', 2048.0),
+    ]:
+        lab.wait_for(lambda n=name, v=value: lab.operator.metric(n) == v, f"{name} {value}", 10)
+
+
+def test_names_that_are_taken_are_the_reason(lab: Any) -> None:
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "taken", "namespace": "default"},
+        "spec": {"ports": [{"port": 80}]},
+    }
+    lab.cluster.apply(service)
+    lab.apply_job("taken", workers=1, mode="HostOnly")
+    status = lab.wait_for(lambda: (s := lab.cluster.status("taken")).get("reason") == "PodCreateFailed" and s, "reason")
+    assert status["message"] == (
+        "Service taken exists in namespace default and is not this job's: delete it or rename the job"
+    )
+    lab.cluster.kubectl("delete", "service", "taken", "-n", "default")
+    lab.wait_for(lambda: len(lab.cluster.pods("taken")) == 2, "made once the name is free")
+    lab.wait_for(lambda: lab.cluster.status("taken")["reason"] == "WaitingForPods", "reason gone")
