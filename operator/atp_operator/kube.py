@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -49,8 +50,12 @@ class Kube:
     @staticmethod
     async def connect() -> Kube:
         """In a pod by its service account, elsewhere by KUBECONFIG."""
-        load: Any = aio_config.load_config
-        await load()
+        if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
+            in_cluster: Any = aio_config.load_incluster_config  # reads a renewed token by itself
+            in_cluster()
+        else:
+            load: Any = aio_config.load_config
+            await load()
         make: Any = aio_client.ApiClient
         return Kube(make())
 
