@@ -382,15 +382,7 @@ static __always_inline int atp_tc_main(struct __sk_buff *skb, const int acks_onl
     uint32_t job_id, wanted;
     uint64_t *c;
 
-    if (skb->protocol != bpf_htons(ETH_P_IP))
-        return TC_ACT_UNSPEC;
-    if (data + ATP_OFF_HEADER > data_end) {
-        if (skb->len < ATP_OFF_HEADER || bpf_skb_pull_data(skb, ATP_OFF_HEADER))
-            return TC_ACT_UNSPEC;
-        data = (void *)(long)skb->data;
-        data_end = (void *)(long)skb->data_end;
-    }
-    if (!atp_is_ours(data, data_end))
+    if (!atp_is_ours(data, data_end)) /* atp_tc_entry() has seen that it is; this is for the verifier */
         return TC_ACT_UNSPEC;
     if (skb->gso_size) { /* several packets in one buffer: their sum would be wrong, so they go to the PS */
         c = atp_find_counters(0);
@@ -452,14 +444,59 @@ static __always_inline int atp_tc_main(struct __sk_buff *skb, const int acks_onl
 }
 
 SEC("tc")
-int atp_tc(struct __sk_buff *skb) {
+int atp_tc_work(struct __sk_buff *skb) {
     return atp_tc_main(skb, 0);
+}
+
+SEC("tc")
+int atp_tc_ack_work(struct __sk_buff *skb) {
+    return atp_tc_main(skb, 1);
+}
+
+enum atp_tail_call {
+    ATP_TAIL_WORK,
+    ATP_TAIL_ACK_WORK,
+};
+
+struct {
+    __uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+    __uint(max_entries, 2);
+    __uint(key_size, sizeof(uint32_t));
+    __array(values, int(void *));
+} atp_tail_calls SEC(".maps") = {
+    .values = {[ATP_TAIL_WORK] = (void *)&atp_tc_work, [ATP_TAIL_ACK_WORK] = (void *)&atp_tc_ack_work},
+};
+
+/*
+ * Everybody's traffic passes here. A program that writes to packets makes the kernel unshare each one that it meets,
+ * before its first instruction; so this one only reads, and leaves ATP to another.
+ */
+static __always_inline int atp_tc_entry(struct __sk_buff *skb, const uint32_t next) {
+    void *data = (void *)(long)skb->data;
+    void *data_end = (void *)(long)skb->data_end;
+
+    if (skb->protocol != bpf_htons(ETH_P_IP))
+        return TC_ACT_UNSPEC;
+    if (data + ATP_OFF_HEADER > data_end) {
+        if (skb->len < ATP_OFF_HEADER || bpf_skb_pull_data(skb, ATP_OFF_HEADER))
+            return TC_ACT_UNSPEC;
+        data = (void *)(long)skb->data;
+        data_end = (void *)(long)skb->data_end;
+    }
+    if (atp_is_ours(data, data_end))
+        bpf_tail_call(skb, &atp_tail_calls, next);
+    return TC_ACT_UNSPEC;
+}
+
+SEC("tc")
+int atp_tc(struct __sk_buff *skb) {
+    return atp_tc_entry(skb, ATP_TAIL_WORK);
 }
 
 /* Beside the XDP program of the same port, which has seen everything but the ACKs. */
 SEC("tc")
 int atp_tc_ack(struct __sk_buff *skb) {
-    return atp_tc_main(skb, 1);
+    return atp_tc_entry(skb, ATP_TAIL_ACK_WORK);
 }
 
 /* ---- XDP ---- */
