@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 from collections import deque
 from datetime import timedelta
 from typing import Any
@@ -19,6 +20,7 @@ from atp_client.reduce import Reduction, supported
 log = logging.getLogger("atp_client")
 
 NAME = "atp"
+_OLD_TORCH = torch.__version__.startswith("1.")
 # Whatever a process group can do besides allreduce; torch versions have different subsets.
 _DELEGATED = (
     "_allgather_base",
@@ -52,7 +54,7 @@ class AtpWork(dist._Work if hasattr(dist, "_Work") else dist.Work):  # type: ign
     def __init__(self, reduction: Reduction, tensor: torch.Tensor) -> None:
         super().__init__()
         self._reduction = reduction
-        self._tensor = tensor
+        self._tensor: torch.Tensor | None = tensor
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Blocks until the result is in the tensor.
@@ -89,7 +91,12 @@ class AtpWork(dist._Work if hasattr(dist, "_Work") else dist.Work):  # type: ign
 
     def result(self) -> list[torch.Tensor]:
         """The tensor, in a list."""
-        return [self._tensor]
+        return [] if self._tensor is None else [self._tensor]
+
+    def drop_tensor(self) -> None:
+        """Lets go of the tensor; only wait and the questions after the end work from now on."""
+        self._tensor = None
+        self._reduction.drop_future()
 
 
 def _sendable(tensor: torch.Tensor) -> torch.Tensor:
@@ -133,8 +140,10 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
         self._gloo = gloo
         self._connection = connection
         self._seconds = timeout.total_seconds()
-        # torch 1 lets go of the Python part of a Work that only C++ holds (DDP); these keep it.
-        self._recent: deque[AtpWork] = deque()
+        # torch 1 lets go of the Python part of a Work that only C++ holds (DDP), and with it of its wait(). Whole for a
+        # moment, for get_future; then without the tensor, for a later wait.
+        self._whole: deque[AtpWork] = deque()
+        self._light: deque[AtpWork] = deque(maxlen=256)
 
     def getBackendName(self) -> str:
         """The name of the backend."""
@@ -170,10 +179,18 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
             self._connection, tensor, "mean" if mean else "sum", self._seconds, lambda result: [result]
         )
         work = AtpWork(reduction, tensor)
-        self._recent.append(work)
-        while len(self._recent) > 64 and self._recent[0].is_completed():
-            self._recent.popleft()
+        if _OLD_TORCH:
+            self._keep(work)
         return work
+
+    def _keep(self, work: AtpWork) -> None:
+        self._whole.append(work)
+        while len(self._whole) > 4 and self._whole[0].is_completed():
+            old = self._whole.popleft()
+            # Somebody in Python who holds it keeps it alive, and may still want the tensor.
+            if sys.getrefcount(old) <= 2:
+                old.drop_tensor()
+                self._light.append(old)
 
     def broadcast(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         """Broadcast, through gloo."""

@@ -414,7 +414,8 @@ class Connection:
                 f"the ATP sidecar has not answered for {self._silence:g} s (ATP_SIDECAR_TIMEOUT); "
                 "see kubectl logs <pod> -c atp-sidecar"
             )
-        if now - self._last_heard > PING_SECONDS and now - self._last_ping > PING_SECONDS:
+        patience = min(PING_SECONDS, self._silence / 3)
+        if now - self._last_heard > patience and now - self._last_ping > patience:
             self._last_ping = now
             with self._lock:
                 self._stats_waiters.append(_StatsWaiter())

@@ -72,7 +72,7 @@ class Reduction:
                 raise self.error
             return result
 
-        self.future: torch.futures.Future[Any] = base.then(conclude)
+        self.future: Any = base.then(conclude)
 
         def complete(error: AtpError | None) -> None:
             self.error = error
@@ -151,4 +151,9 @@ class Reduction:
             raise OperationTimeoutError(f"an all-reduce did not finish within {timeout:g} s")
         if self.error is not None:
             raise self.error
-        self.future.wait()
+        if self.future is not None:
+            self.future.wait()
+
+    def drop_future(self) -> None:
+        """Lets go of the Future, and so of the tensor, after completion."""
+        self.future = None

@@ -165,6 +165,18 @@ def in_flight() -> dict:
     assert barrier_order == [0, 1, 2, 3]
     assert all((future.value() == size).all() for future in futures)
     assert all((tensor == 2.0 * size).all() for tensor in inner)
+    # Nothing keeps the tensors of finished operations alive.
+    import gc
+    import weakref
+
+    finished = []
+    for _ in range(8):
+        tensor = torch.ones(10)
+        finished.append(weakref.ref(tensor))
+        dist.all_reduce(tensor)
+    del tensor, outer, future, futures
+    gc.collect()
+    assert sum(each() is not None for each in finished) <= 4
     return {"before": before, "after": connection._arena.size}
 
 

@@ -149,6 +149,13 @@ def test_sidecar_frozen(tmp_path: Path, ranks: Ranks) -> None:
         assert "has not answered for 3 s" in text
 
 
+def test_a_slow_peer_is_not_a_lost_sidecar(tmp_path: Path, ranks: Ranks) -> None:
+    with Job(tmp_path / "job", 2, stallTimeoutSeconds=12) as job:
+        children = ranks(job, "wait_for_peer", {"ATP_SIDECAR_TIMEOUT": "4"})
+        kind, text = children[0].error(90)
+        assert kind == "PeerError", text
+
+
 def test_timeout_of_the_process_group(tmp_path: Path, ranks: Ranks) -> None:
     with Job(tmp_path / "job", 2, stallTimeoutSeconds=120) as job:
         children = ranks(job, "wait_for_peer", seconds=5.0)
