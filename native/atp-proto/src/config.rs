@@ -72,8 +72,8 @@ pub struct Config {
     pub servers: Vec<SocketAddrV4>,
     /// A relay that gradients and group ACKs are sent to instead of the peer.
     pub switch: Option<SocketAddrV4>,
-    /// Let the kernel cut and join runs of packets (UDP_SEGMENT, UDP_GRO). Switches must see packets one by one, so by
-    /// default only without them.
+    /// Let the kernel cut and join runs of packets (UDP_SEGMENT, UDP_GRO). Switches on the way must see packets one by one,
+    /// without a checksum, so by default only without them or with a relay, which has a socket of its own.
     pub segmentation: bool,
     /// Initial window, packets.
     pub initial_window: u32,
@@ -303,7 +303,9 @@ impl Config {
             workers,
             servers,
             switch: raw.switch_address.map(|a| SocketAddrV4::new(a, raw.port)),
-            segmentation: raw.segmentation_offload.unwrap_or(raw.mode == Mode::HostOnly),
+            segmentation: raw
+                .segmentation_offload
+                .unwrap_or(raw.mode == Mode::HostOnly || raw.switch_address.is_some()),
             initial_window: wire::WINDOW_INITIAL.min(max_window),
             min_rto: 4_000_000,
             max_rto: 1_000_000_000,
