@@ -12,8 +12,9 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
+from atp_api.service import log as logs
+
 from . import __version__
-from . import log as logs
 from .dataplane import PROFILES
 from .errors import DataplaneError
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from .httpd import HealthServer, Pulse
+from atp_api.service.httpd import HealthServer, Pulse
+
 from .library import SwitchLibrary, find_library, find_object_dir
 from .metrics import SwitchCollector
 from .pipeline import contract_path, load_p4info

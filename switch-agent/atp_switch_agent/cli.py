@@ -15,12 +15,13 @@ from pathlib import Path
 from google.protobuf import text_format
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from atp_api.service import log as logs
+from atp_api.service.httpd import HealthServer, Pulse
+
 from . import __version__
-from . import log as logs
 from .codec import Codec, contract_path
 from .driver import Driver, Facts
 from .host_veth import HostVethPorts
-from .httpd import HealthServer, Pulse
 from .metrics import AgentCollector
 from .planner import EndpointKey, Limits, Port
 from .reconciler import Reconciler, Settings
