@@ -416,6 +416,7 @@ class FakeAgent(rpc.SwitchAgentServicer):
             "",
         )
         self.counters: dict[str, int] = {}
+        self.refuse = ""
         self._changed = threading.Condition()
         self._server: grpc.Server | None = None
 
@@ -477,6 +478,8 @@ class FakeAgent(rpc.SwitchAgentServicer):
     def ApplyDesiredState(self, request: pb.DesiredState, context: Any) -> pb.ObservedState:
         if request.writer == self.state.writer and request.generation < self.state.generation:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "generation is lower than the last")
+        if self.refuse and request.jobs:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, self.refuse)
         ids = [job.job_id for job in request.jobs]
         if len(set(ids)) != len(ids):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"job IDs twice: {ids}")

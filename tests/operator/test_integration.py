@@ -560,3 +560,32 @@ def test_names_that_are_taken_are_the_reason(lab: Any) -> None:
     lab.cluster.kubectl("delete", "service", "taken", "-n", "default")
     lab.wait_for(lambda: len(lab.cluster.pods("taken")) == 2, "made once the name is free")
     lab.wait_for(lambda: lab.cluster.status("taken")["reason"] == "WaitingForPods", "reason gone")
+
+
+def test_agent_that_refuses_the_whole_state_means_host_only(lab: Any) -> None:
+    agent = lab.agent("sw-strict", ["node-a"])
+    agent.refuse = "region 0..3071 lies outside the switch"
+    lab.apply_job("whole", workers=1)
+    lab.cluster.run_pods("whole", 2)
+    status = lab.phase("whole", "Running")
+    assert status["mode"] == "HostOnly"
+    condition = lab.condition("whole", "NetworkAggregation")
+    assert condition["reason"] == "AgentRefused" and agent.refuse in condition["message"]
+    agent.refuse = ""
+    lab.apply_job("next", workers=1)
+    lab.cluster.run_pods("next", 2)
+    assert lab.phase("next", "Running")["mode"] == "Shared"
+
+
+def test_deleted_switch_is_emptied_and_its_job_runs_on(lab: Any) -> None:
+    agent = lab.agent("sw-gone", ["node-a"])
+    lab.apply_job("orphan", workers=1)
+    pods = lab.cluster.run_pods("orphan", 2)
+    lab.phase("orphan", "Running")
+    assert len(agent.jobs()) == 1
+    lab.cluster.kubectl("delete", "atpswitch", "sw-gone")
+    lab.wait_for(lambda: agent.jobs() == [], "told to hold nothing")
+    lab.wait_for(lambda: lab.cluster.status("orphan").get("mode") == "HostOnly", "HostOnly")
+    assert lab.condition("orphan", "NetworkAggregation")["reason"] == "SwitchDeleted"
+    lab.cluster.end_pod(next(p for p in pods if p["metadata"]["name"] == "orphan-worker-0"))
+    assert lab.phase("orphan", "Succeeded")["epoch"] == 1
