@@ -294,3 +294,15 @@ def test_an_idle_endpoint_uses_no_processor_time() -> None:
         before = time.process_time()
         time.sleep(0.5)
         assert time.process_time() - before < 0.05
+
+
+def test_uncollected_results_are_bounded() -> None:
+    with Job(1) as job:
+        empty = np.zeros(0, np.float32).data
+        out = bytearray()
+        with pytest.raises(OSError, match="call completions"):
+            for op_id in range(70_000):
+                job.workers[0].submit(op_id, "sum", "float32", empty, out, 0)
+        assert len(job.collect(0, 1 << 16)) == 1 << 16
+        job.workers[0].submit(1, "sum", "float32", empty, out, 0)
+        assert job.collect(0) == [(1, None)]

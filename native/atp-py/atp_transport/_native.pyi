@@ -36,7 +36,7 @@ class Worker:
         is undefined.
 
         Raises ValueError (unknown kind or dtype, mean of int32, buffer too short), BufferError (read-only or not
-        contiguous) and OSError (closed, or its socket failed).
+        contiguous) and OSError (closed, its socket failed, or 65,536 operations were not collected).
         """
 
     def completions(self) -> list[tuple[int, str | None]]:

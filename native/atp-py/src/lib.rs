@@ -9,7 +9,7 @@ use atp_net::{Commanded, Driver, WorkerCommand};
 use atp_proto::fixed::Dtype;
 use atp_proto::op::{Kind, Memory};
 use atp_proto::stats::Snapshot;
-use atp_proto::worker::Submission;
+use atp_proto::worker::{OPS_MAX, Submission};
 use atp_proto::{Config, ConfigError};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::ffi;
@@ -197,6 +197,12 @@ impl Worker {
         // The driver's lock is held over both, so that tokens reach the thread in order.
         let driver = lock(&self.driver);
         let mut ledger = lock(&self.ledger);
+        if ledger.pending.len() >= OPS_MAX {
+            drop((ledger, driver));
+            return Err(PyOSError::new_err(format!(
+                "{OPS_MAX} operations wait or were not collected: call completions() before submitting more"
+            )));
+        }
         let token = ledger.next;
         ledger.next += 1;
         ledger.pending.insert(token, Pending { op_id, _send: send, _recv: recv });
