@@ -430,6 +430,10 @@ static __always_inline int atp_tc_main(struct __sk_buff *skb, const int acks_onl
     case ATP_ACK:
         atp_release_by_ack(&f.h, c);
         return atp_replicate(skb, job, f.bytes, c);
+    case ATP_ACK_ONE:
+        atp_release_by_ack(&f.h, c);
+        c[ATP_C_BYTES_OUT] += f.bytes;
+        return TC_ACT_UNSPEC;
     case ATP_DROP:
         return TC_ACT_SHOT;
     case ATP_AGGREGATE:
@@ -545,6 +549,7 @@ static __always_inline int atp_xdp_main(struct xdp_md *ctx) {
     case ATP_PASS:
         break;
     case ATP_ACK:
+    case ATP_ACK_ONE:
     case ATP_DROP:
         return XDP_DROP;
     }

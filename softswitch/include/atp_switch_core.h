@@ -95,6 +95,7 @@ enum atp_action {
     ATP_PASS,      /* ordinary traffic, forward untouched */
     ATP_DROP,      /* rejected */
     ATP_ACK,       /* release the aggregator, replicate */
+    ATP_ACK_ONE,   /* release the aggregator, pass to its addressee alone */
     ATP_AGGREGATE, /* atp_decide() under the aggregator's lock */
 };
 
@@ -175,7 +176,7 @@ ATP_INLINE enum atp_action atp_admit(const struct atp_job_entry *job, const stru
     if (h->flags & ATP_F_ACK) {
         for (uint32_t i = 0; i < ATP_PS_PORTS_MAX; i++)
             if (job->ps_port[i] == port)
-                return ATP_ACK;
+                return h->flags & ATP_F_EDGE ? ATP_ACK_ONE : ATP_ACK;
         c[ATP_C_REJECTED_ACK_SOURCE]++;
         return ATP_DROP;
     }

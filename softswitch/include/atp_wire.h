@@ -15,8 +15,6 @@
 #define ATP_JOB_ID_MAX 255u
 /* Sequence arithmetic is modulo 2**24 and never restarts within an epoch. */
 #define ATP_SEQUENCE_BITS 24u
-/* 2**24 - 1. */
-#define ATP_SEQUENCE_MASK 16777215u
 /* Largest fan-in degree of one level; on the wire 5 bits, where 0 means 32. */
 #define ATP_FAN_IN_MAX 32u
 /* Aggregation levels: 0 at the workers' ToR, 1 at the PS's ToR. */

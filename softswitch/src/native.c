@@ -245,9 +245,15 @@ int atp_native_packet(struct atp_switch *sw, uint32_t ingress_port, uint32_t dst
     c[ATP_C_BYTES_IN] += bytes;
     switch (atp_admit(job, &h, ingress_port, (uint32_t)length, c, &admitted)) {
     case ATP_ACK:
+    case ATP_ACK_ONE:
         if ((h.flags & ATP_AGGREGATOR_INDEX_MASK) < sw->aggregators)
             c[ATP_C_RELEASED] += (uint64_t)atp_decide_ack(native_head(n, h.flags & ATP_AGGREGATOR_INDEX_MASK), &h);
-        native_replicate(sw, job, dst_ip, &h, payload, length, c, bytes, forward, context);
+        if (h.flags & ATP_F_EDGE) {
+            c[ATP_C_BYTES_OUT] += bytes;
+            forward(context, 0, dst_ip, 0, payload, length, (h.flags & ATP_F_ECN) != 0);
+        } else {
+            native_replicate(sw, job, dst_ip, &h, payload, length, c, bytes, forward, context);
+        }
         return 0;
     case ATP_DROP:
         return 0;
