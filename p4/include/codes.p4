@@ -16,16 +16,19 @@
 #define K_KEEP 6       /* second pass: fetch the second halves; the aggregator keeps its result */
 #define K_FREE 7       /* second pass: fetch the second halves and release the aggregator */
 #define K_ACK 8
-#define K_UNKNOWN 9
-#define K_RAW 10
-#define K_LENGTH 11
-#define K_ACK_SOURCE 12
-#define K_INDEX 13
-#define K_BIT 14
-#define K_TRANSIT 15
+#define K_ACK_ONE 9    /* for its addressee alone */
+#define K_UNKNOWN 10
+#define K_RAW 11
+#define K_LENGTH 12
+#define K_ACK_SOURCE 13
+#define K_INDEX 14
+#define K_BIT 15
+#define K_TRANSIT 16
 /* Either level. */
 #define K_GRAD K_GRAD0 &&& 0xFE
 #define K_RESEND K_RESEND0 &&& 0xFE
+/* For the group or for one. */
+#define K_ANY_ACK K_ACK &&& 0xFE
 
 /* What the switch did: the event that is counted, and the reason of the header edits. Fits 5 bits. */
 #define V_NONE 0
@@ -53,8 +56,14 @@
 #define V_INDEX 22
 #define V_BIT 23
 #define V_TRANSIT 24
-#define V_SECOND 25         /* second pass done */
-#define V_SECOND_LOST 26    /* second pass found another owner or more workers: dropped, as if lost on the wire */
+#define V_RELEASED_ONE 30   /* the same for an ACK that is not replicated */
+#define V_ACK_ONE 31
+/* Second pass, which bmv2 does not need. */
+#define V_SECOND 25         /* second halves fetched, aggregator kept */
+#define V_SECOND_FREED 26   /* second halves fetched, aggregator released */
+#define V_SECOND_TORN 27    /* more workers since the first pass: released and dropped, as if lost on the wire */
+#define V_SECOND_LOST 28    /* another owner since the first pass: dropped */
+#define V_SECOND_STALE 29   /* own, but stale by now: freed and dropped */
 
 /* What happens to the values of the aggregator. */
 #define OP_NONE 0

@@ -44,12 +44,16 @@
             (K_RESEND, ANY, ANY, ANY, ANY) : decide(V_RESEND_PASSED, OP_NONE, OUT_FORWARD);
             /* second pass */
             (K_KEEP, KEY_OWN, ANY, ANY, ANY) : decide(V_SECOND, OP_READ_SECOND, OUT_FORWARD);
-            (K_FREE, KEY_OWN, ANY, ANY, COVER_SAME) : decide(V_SECOND, OP_READ_SECOND, OUT_FORWARD);
+            (K_KEEP, KEY_OWN_STALE, ANY, ANY, ANY) : decide(V_SECOND_STALE, OP_NONE, OUT_DROP);
+            (K_FREE, KEY_OWN, ANY, ANY, COVER_SAME) : decide(V_SECOND_FREED, OP_READ_SECOND, OUT_FORWARD);
+            (K_FREE, KEY_OWN, ANY, ANY, ANY) : decide(V_SECOND_TORN, OP_NONE, OUT_DROP);
             (K_KEEP, ANY, ANY, ANY, ANY) : decide(V_SECOND_LOST, OP_NONE, OUT_DROP);
             (K_FREE, ANY, ANY, ANY, ANY) : decide(V_SECOND_LOST, OP_NONE, OUT_DROP);
             /* ACKs */
             (K_ACK, ACK_MISS, ANY, ANY, ANY) : decide(V_ACK, OP_NONE, OUT_MULTICAST);
             (K_ACK, ANY, ANY, ANY, ANY) : decide(V_RELEASED, OP_NONE, OUT_MULTICAST);
+            (K_ACK_ONE, ACK_MISS, ANY, ANY, ANY) : decide(V_ACK_ONE, OP_NONE, OUT_FORWARD);
+            (K_ACK_ONE, ANY, ANY, ANY, ANY) : decide(V_RELEASED_ONE, OP_NONE, OUT_FORWARD);
             /* the rest */
             (K_UNKNOWN, ANY, ANY, ANY, ANY) : decide(V_UNKNOWN, OP_NONE, OUT_FORWARD);
             (K_RAW, ANY, ANY, ANY, ANY) : decide(V_RAW, OP_NONE, OUT_FORWARD);

@@ -11,6 +11,8 @@
     (true, kind, ANY, known, ANY, ANY, ANY, ANY, ANY, ANY, ANY, ANY, ANY, ANY, ANY, ANY, ANY, ANY, ANY)
 #define GATE_PARSED(kind, atp, known, raw, whole, ack, from_ps, in_region) \
     (false, kind, atp, known, raw, whole, ack, from_ps, in_region, ANY, ANY, ANY, ANY, ANY, ANY, ANY, ANY, ANY, ANY)
+#define GATE_ACK(from_ps, edge) \
+    (false, ANY, true, 1, 0, true, 1, from_ps, ANY, edge, ANY, ANY, ANY, ANY, ANY, ANY, ANY, ANY, ANY)
 #define GATE_LEVEL1(admitted, resend, full1, outside1) \
     (false, ANY, true, 1, 0, true, 0, ANY, 1, 1, admitted, ANY, resend, ANY, ANY, full1, ANY, outside1, ANY)
 #define GATE_LEVEL0(admitted, transit, resend, bitmap0, full0, full1, outside0, outside1, excess) \
@@ -53,8 +55,9 @@
             /* 3. */
             GATE_PARSED(ANY, true, 1, 0, false, ANY, ANY, ANY) : set_kind(K_LENGTH);
             /* 4. */
-            GATE_PARSED(ANY, true, 1, 0, true, 1, 1, ANY) : key_ack(K_ACK);
-            GATE_PARSED(ANY, true, 1, 0, true, 1, 0, ANY) : set_kind(K_ACK_SOURCE);
+            GATE_ACK(1, 0) : key_ack(K_ACK);
+            GATE_ACK(1, 1) : key_ack(K_ACK_ONE);
+            GATE_ACK(0, ANY) : set_kind(K_ACK_SOURCE);
             /* 5. */
             GATE_PARSED(ANY, true, 1, 0, true, 0, ANY, 0) : set_kind(K_INDEX);
             /* 6. level 1 */

@@ -31,8 +31,8 @@
             (K_RESEND, KEY_OWN_STALE) : present_clear();
             (K_KEEP, KEY_OWN_STALE) : present_clear();
             (K_FREE, KEY_OWN) : present_clear();
-            (K_ACK, P_FIRST) : present_clear();
-            (K_ACK, P_SECOND) : present_clear();
+            (K_ANY_ACK, P_FIRST) : present_clear();
+            (K_ANY_ACK, P_SECOND) : present_clear();
         }
     }
 

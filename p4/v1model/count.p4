@@ -30,7 +30,7 @@
             if (meta.verdict == V_RESEND_PASSED || meta.verdict == V_RESEND_STALE) {
                 resend_passed.count(job_index);
             }
-            if (meta.verdict == V_RELEASED) {
+            if (meta.verdict == V_RELEASED || meta.verdict == V_RELEASED_ONE) {
                 released.count(job_index);
             }
             if (meta.verdict == V_RELEASED || meta.verdict == V_ACK) {

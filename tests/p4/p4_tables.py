@@ -237,7 +237,12 @@ class TableSwitch:
     # -- packets
 
     def count(self, verdict: int, job: int) -> None:
-        for name in COUNTED_BY[self.events[verdict]]:
+        event = self.events[verdict]
+        names = COUNTED_BY[event]
+        if self.two_passes:
+            # The second pass is what releases, so it is what counts as released.
+            names = [n for n in names if n != "resend_partials"] + SECOND_PASS.get(event, [])
+        for name in names:
             self.counted[job, name] = self.counted.get((job, name), 0) + 1
 
     def send(self, packet: Packet, dst: str, expected: int) -> list[Packet]:
@@ -270,6 +275,7 @@ class TableSwitch:
             free = names[out] == "OUT_CARRY_FREE"
             second = Meta(kind=self.codes["K_FREE" if free else "K_KEEP"], key=meta.key, bit=cover)
             verdict, _, out, h, values, _ = self.one_pass(h, values, second, packet.port, True, True, second_pass=True)
+            self.count(verdict, job)
         elif names[out] == "OUT_CARRY_FREE":
             s = self.state[h.aggregator_index]
             s.key = s.present = 0
@@ -454,6 +460,12 @@ def counted_by() -> dict[str, list[str]]:
 
 
 COUNTED_BY = counted_by()
+SECOND_PASS = {
+    "V_SECOND_FREED": ["resend_partials"],
+    "V_SECOND_TORN": ["resend_partials"],
+    "V_SECOND_STALE": ["stale_takeovers"],
+}
+"""docs/p4.md, Counters."""
 STEP_8 = [f"V_{n}" for n in (
     "ALLOCATED", "TAKEOVER", "ALLOCATED_DONE", "TAKEOVER_DONE", "ADDED", "COMPLETED", "COLLISION", "DUPLICATE",
     "REEMITTED", "RESEND_PASSED", "RESEND_STALE", "PARTIAL", "PARTIAL_ADDED", "PARTIAL_DONE",

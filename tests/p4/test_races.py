@@ -95,5 +95,7 @@ def test_what_leaves_is_what_it_says(seed: int) -> None:
         switch.process(packet, "ps")
     assert switch.left > 10
     c = switch.counters(1)
-    assert switch.occupancy(1) >= 0
     assert c["aggregated"] >= c["allocated"] > 0
+    # Occupancy as the agent computes it: hardware cannot be asked.
+    gone = sum(c.get(name, 0) for name in ("released", "resend_partials", "stale_takeovers"))
+    assert switch.occupancy(1) == c["allocated"] - gone
