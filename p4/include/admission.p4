@@ -25,7 +25,7 @@
         meta.transit = 1;
         /* Bits that the packet has and the rack has not. */
         meta.excess = hdr.atp.bitmap0 & ~mask0;
-        meta.bit = hdr.atp.bitmap1;
+        meta.own_bit = hdr.atp.bitmap1;
         meta.key = hdr.atp.key ^ LEVEL_BIT;
     }
 
@@ -55,7 +55,7 @@
             ATP_JOB_ID(hdr.atp.key)       : exact @name("job_id") @id(1);
             ATP_INGRESS_PORT              : exact @name("ingress_port") @id(2);
             hdr.atp.edge_switch_identifier : exact @name("edge") @id(3);
-            meta.bit                      : exact @name("bitmap") @id(4);
+            meta.own_bit                      : exact @name("bitmap") @id(4);
         }
         actions = { admit; @defaultonly NoAction; }
         const default_action = NoAction();

@@ -73,7 +73,7 @@ struct meta_t {
     bit<32>     outside0;
     bit<32>     outside1;
     bit<32>     excess;
-    bit<32>     bit;
+    bit<32>     own_bit;
     bit<32>     needed;
     bit<32>     key;
     bit<32>     present;
@@ -96,7 +96,7 @@ parser AtpParser(packet_in packet, out headers_t hdr, out meta_t meta, out ingre
         packet.extract(hdr.second);
         meta.kind = hdr.second.kind;
         meta.key = hdr.second.key;
-        meta.bit = hdr.second.cover;
+        meta.own_bit = hdr.second.cover;
         packet.extract(hdr.ethernet);
         packet.extract(hdr.ipv4);
         packet.extract(hdr.udp);
@@ -154,7 +154,7 @@ parser AtpParser(packet_in packet, out headers_t hdr, out meta_t meta, out ingre
     state parse_level0 {
         packet.extract(hdr.atp);
         meta.key = hdr.atp.key;
-        meta.bit = hdr.atp.bitmap0;
+        meta.own_bit = hdr.atp.bitmap0;
         packet.extract(hdr.values);
         transition accept;
     }
@@ -162,7 +162,7 @@ parser AtpParser(packet_in packet, out headers_t hdr, out meta_t meta, out ingre
     state parse_level1 {
         packet.extract(hdr.atp);
         meta.key = hdr.atp.key;
-        meta.bit = hdr.atp.bitmap1;
+        meta.own_bit = hdr.atp.bitmap1;
         packet.extract(hdr.values);
         transition accept;
     }
@@ -281,11 +281,11 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
 #include "../include/gate.p4"
 
     action need0() {
-        meta.needed = meta.full0 & ~meta.bit;
+        meta.needed = meta.full0 & ~meta.own_bit;
     }
 
     action need1() {
-        meta.needed = meta.full1 & ~meta.bit;
+        meta.needed = meta.full1 & ~meta.own_bit;
     }
 
     @hidden table need {
@@ -307,35 +307,35 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
 
     RegisterAction<bit<32>, bit<16>, predicate_t>(missing) missing_added = {
         void apply(inout bit<32> left, out predicate_t result) {
-            result = this.predicate(left == meta.bit, left == 0);
-            left = left & ~meta.bit;
+            result = this.predicate(left == meta.own_bit, left == 0);
+            left = left & ~meta.own_bit;
         }
     };
 
     RegisterAction<bit<32>, bit<16>, predicate_t>(missing) missing_peeked = {
         void apply(inout bit<32> left, out predicate_t result) {
-            result = this.predicate(left == meta.bit, left == 0);
+            result = this.predicate(left == meta.own_bit, left == 0);
         }
     };
 
     RegisterAction<bit<32>, bit<16>, bit<32>>(present) present_taken = {
         void apply(inout bit<32> bits, out bit<32> result) {
             result = bits;
-            bits = meta.bit;
+            bits = meta.own_bit;
         }
     };
 
     /* What is handed out is neither the old nor the new bitmap: the ALU's other half computes it. */
     RegisterAction<bit<32>, bit<16>, bit<32>>(present) present_added = {
         void apply(inout bit<32> bits, out bit<32> result) {
-            result = bits & meta.bit;
-            bits = bits | meta.bit;
+            result = bits & meta.own_bit;
+            bits = bits | meta.own_bit;
         }
     };
 
     RegisterAction<bit<32>, bit<16>, bit<32>>(present) present_peeked = {
         void apply(inout bit<32> bits, out bit<32> result) {
-            result = bits & meta.bit;
+            result = bits & meta.own_bit;
         }
     };
 
@@ -347,14 +347,14 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
 
     RegisterAction<bit<32>, bit<16>, bit<32>>(cover) cover_taken = {
         void apply(inout bit<32> bits, out bit<32> result) {
-            bits = meta.bit;
+            bits = meta.own_bit;
             result = bits;
         }
     };
 
     RegisterAction<bit<32>, bit<16>, bit<32>>(cover) cover_added = {
         void apply(inout bit<32> bits, out bit<32> result) {
-            bits = bits | meta.bit;
+            bits = bits | meta.own_bit;
             result = bits;
         }
     };
@@ -367,7 +367,7 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
 
     RegisterAction<bit<32>, bit<16>, predicate_t>(cover) cover_compared = {
         void apply(inout bit<32> bits, out predicate_t result) {
-            result = this.predicate(bits == meta.bit);
+            result = this.predicate(bits == meta.own_bit);
         }
     };
 

@@ -60,7 +60,7 @@ struct meta_t {
     bit<32> outside0;
     bit<32> outside1;
     bit<32> excess;
-    bit<32> bit;
+    bit<32> own_bit;
     bit<32> needed;
     bit<32> key;
     bit<32> present;
@@ -209,29 +209,29 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
 
     action missing_add() {
         missing.read(old, index);
-        meta.missing_result = old == 0 ? 8w4 : old == meta.bit ? 8w2 : 8w1;
-        missing.write(index, old & ~meta.bit);
+        meta.missing_result = old == 0 ? 8w4 : old == meta.own_bit ? 8w2 : 8w1;
+        missing.write(index, old & ~meta.own_bit);
     }
 
     action missing_peek() {
         missing.read(old, index);
-        meta.missing_result = old == 0 ? 8w4 : old == meta.bit ? 8w2 : 8w1;
+        meta.missing_result = old == 0 ? 8w4 : old == meta.own_bit ? 8w2 : 8w1;
     }
 
     action present_take() {
         present.read(meta.present, index);
-        present.write(index, meta.bit);
+        present.write(index, meta.own_bit);
     }
 
     action present_add() {
         present.read(old, index);
-        meta.present = old & meta.bit;
-        present.write(index, old | meta.bit);
+        meta.present = old & meta.own_bit;
+        present.write(index, old | meta.own_bit);
     }
 
     action present_peek() {
         present.read(old, index);
-        meta.present = old & meta.bit;
+        meta.present = old & meta.own_bit;
     }
 
     action present_clear() {
@@ -239,13 +239,13 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
     }
 
     action cover_take() {
-        meta.cover = meta.bit;
-        cover.write(index, meta.bit);
+        meta.cover = meta.own_bit;
+        cover.write(index, meta.own_bit);
     }
 
     action cover_add() {
         cover.read(old, index);
-        meta.cover = old | meta.bit;
+        meta.cover = old | meta.own_bit;
         cover.write(index, meta.cover);
     }
 
@@ -282,10 +282,10 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
                 meta.job = ATP_JOB_ID(hdr.atp.key);
                 if (hdr.atp.edge_switch_identifier == 1) {
                     meta.key = hdr.atp.key ^ LEVEL_BIT;
-                    meta.bit = hdr.atp.bitmap1;
+                    meta.own_bit = hdr.atp.bitmap1;
                 } else {
                     meta.key = hdr.atp.key;
-                    meta.bit = hdr.atp.bitmap0;
+                    meta.own_bit = hdr.atp.bitmap0;
                 }
                 job.apply();
                 region.apply();
@@ -302,9 +302,9 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
             bit<32> job_index = meta.known == 1 ? (bit<32>)meta.job : 0;
             if (meta.key != hdr.atp.key) {
                 /* level 1 */
-                meta.needed = meta.full1 & ~meta.bit;
+                meta.needed = meta.full1 & ~meta.own_bit;
             } else {
-                meta.needed = meta.full0 & ~meta.bit;
+                meta.needed = meta.full0 & ~meta.own_bit;
             }
             missing_access.apply();
             present_access.apply();

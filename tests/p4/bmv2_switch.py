@@ -72,7 +72,7 @@ class Controller:
         self.stub = p4r_grpc.P4RuntimeStub(self.channel)
         self.requests: Queue[Any] = Queue()
         hello = p4r.StreamMessageRequest()
-        hello.arbitration.device_id = 0
+        hello.arbitration.device_id = 1
         hello.arbitration.election_id.low = 1
         self.requests.put(hello)
         self.replies = self.stub.StreamChannel(self.outgoing(), wait_for_ready=True)
@@ -80,7 +80,7 @@ class Controller:
         if first.arbitration.status.code != 0:
             raise RuntimeError("bmv2 has another master")
         request = p4r.SetForwardingPipelineConfigRequest(
-            action=p4r.SetForwardingPipelineConfigRequest.VERIFY_AND_COMMIT
+            device_id=1, action=p4r.SetForwardingPipelineConfigRequest.VERIFY_AND_COMMIT
         )
         request.election_id.low = 1
         request.config.p4info.CopyFrom(self.info)
@@ -99,7 +99,7 @@ class Controller:
         return next(item for item in objects if item.preamble.alias == alias)
 
     def write(self, update_type: int, fill: Callable[[Any], None]) -> None:
-        request = p4r.WriteRequest(device_id=0)
+        request = p4r.WriteRequest(device_id=1)
         request.election_id.low = 1
         update = request.updates.add(type=update_type)
         fill(update.entity)
@@ -151,7 +151,7 @@ class Controller:
 
     def counters(self, index: int) -> dict[str, int]:
         """All counters at this index that are not 0."""
-        request = p4r.ReadRequest(device_id=0)
+        request = p4r.ReadRequest(device_id=1)
         names = {c.preamble.id: c for c in self.info.counters}
         for counter_id in names:
             request.entities.add().counter_entry.counter_id = counter_id
@@ -190,7 +190,7 @@ class Bmv2Switch(VethSwitch):
 
     def start(self) -> None:
         address = f"unix:{self.directory}/grpc"
-        command = [find_bmv2() or "simple_switch_grpc", "--no-p4", "--device-id", "0"]
+        command = [find_bmv2() or "simple_switch_grpc", "--no-p4", "--device-id", "1"]
         for number, port in enumerate(PORTS, 1):
             command += ["-i", f"{number}@h-{port}"]
         command += ["--log-file", str(self.directory / "log"), "--", "--grpc-server-addr", address]
