@@ -57,8 +57,6 @@ pub const RAW_FLOAT32: u16 = 0;
 pub const RAW_INT32: u16 = 1;
 /// `aggregatorIndex` of raw packets from the parameter server: a notice, see docs/protocol.md.
 pub const RAW_NOTICE: u16 = 2;
-/// `aggregatorIndex` of raw packets from the parameter server: the fixed-point result again, for one worker.
-pub const RAW_REPEAT: u16 = 3;
 
 /// Adding and taking away 1.5 * 2^52 rounds a double to the nearest integer (ties to even) in two vector
 /// instructions, and leaves that integer in the low 32 bits of the sum.

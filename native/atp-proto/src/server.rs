@@ -6,7 +6,7 @@ use std::net::SocketAddrV4;
 
 use crate::config::{Config, ConfigError, Mode, Role};
 use crate::coverage::{Coverage, Topology};
-use crate::fixed::{self, RAW_FLOAT32, RAW_INT32, RAW_NOTICE, RAW_REPEAT};
+use crate::fixed::{self, RAW_FLOAT32, RAW_INT32, RAW_NOTICE};
 use crate::index::IndexTable;
 use crate::stats::{Counters, Snapshot};
 use crate::wire::{HEADER_BYTES, Header};
@@ -544,11 +544,9 @@ impl ParameterServer {
                         header.aggregator_index = entry.raw_kind;
                     }
                     State::Answered => {
-                        // A plain ACK to one worker would be replicated by a switch on the way; as a raw packet it passes.
-                        if self.config.mode != Mode::HostOnly && (what == What::Repeat || group_down) {
-                            header.raw_float = true;
-                            header.aggregator_index = RAW_REPEAT;
-                        }
+                        // A plain ACK to one worker would be replicated by a switch on the way.
+                        header.edge_switch_identifier =
+                            self.config.mode != Mode::HostOnly && (what == What::Repeat || group_down);
                     }
                     _ => return None,
                 }
@@ -560,10 +558,7 @@ impl ParameterServer {
                     return None;
                 }
                 header.resend = true;
-                header.raw_float = to != To::Group && self.config.mode != Mode::HostOnly;
-                if header.raw_float {
-                    header.aggregator_index = RAW_INT32;
-                }
+                header.edge_switch_identifier = to != To::Group && self.config.mode != Mode::HostOnly;
                 payload.fill(0);
             }
             What::Notice => {

@@ -7,7 +7,7 @@ use std::net::SocketAddrV4;
 use crate::config::{Config, ConfigError, Mode, Role, WorkerEntry};
 use crate::congestion::{Reordering, Rtt, Window};
 use crate::coverage::Topology;
-use crate::fixed::{self, Dtype, RAW_INT32, RAW_NOTICE, RAW_REPEAT};
+use crate::fixed::{self, Dtype, RAW_INT32, RAW_NOTICE};
 use crate::index::IndexTable;
 use crate::op::{COUNT_MAX, Descriptor, Kind, Memory, WORDS_PER_RANK, check_descriptors};
 use crate::stats::{Counters, Snapshot};
@@ -695,8 +695,7 @@ impl Endpoint for Worker {
         }
         match self.acknowledge(seq, h.ecn | ce, now) {
             Some(op) => {
-                let raw = h.raw_float && h.aggregator_index != RAW_REPEAT;
-                self.deliver(op, seq, raw, payload, now);
+                self.deliver(op, seq, h.raw_float, payload, now);
             }
             None => {
                 self.counters.duplicates += 1;

@@ -10,7 +10,7 @@ use atp_proto::wire::{HEADER_BYTES, Header, UDP_PORT};
 use atp_proto::worker::Submission;
 use atp_proto::{Config, Endpoint, Mode, Nanos, ParameterServer, Role, Worker};
 
-use crate::check::{Expected, OpSpec, source};
+use crate::check::{Expected, Flavour, OpSpec, source};
 use crate::flow::{self, Flow};
 use crate::net::{Due, Fate, LinkSpec, NO_BUFFER, Net, Node, Packet};
 use crate::switch::{Emit, Program, Switch, counter_names};
@@ -261,6 +261,8 @@ pub struct Sim {
     /// Time at which everything was over.
     pub ended: Nanos,
     pub peak_window: f64,
+    /// Switches, parameter servers and workers of a job start one after the other, as measurements want it.
+    pub tidy: bool,
     /// Highest job ID in use: few of them make reuse frequent.
     pub job_ids: u8,
 }
@@ -289,6 +291,7 @@ impl Sim {
             ended: 0,
             peak_window: 0.0,
             job_ids: 255,
+            tidy: false,
         }
     }
 
@@ -476,7 +479,7 @@ impl Sim {
         if let Some(tr) = &mut self.tracer
             && emits.is_empty()
         {
-            tr.absorbed(now, t);
+            tr.keeps(now, t, self.net.data(id));
         }
         let replicated = flags & 3 == 2;
         let last = emits.len().wrapping_sub(1);
@@ -696,7 +699,12 @@ impl Sim {
                 self.jobs[job as usize].started_at = self.net.now;
                 self.start_epoch(job);
             }
-            Action::StartEpoch(job) => self.start_epoch(job),
+            Action::StartEpoch(job) => {
+                // Those that lived may have finished meanwhile.
+                if self.jobs[job as usize].state == JobState::Broken {
+                    self.start_epoch(job);
+                }
+            }
             Action::StartEndpoint { job, epoch, index } => self.start_endpoint(job, epoch, index),
             Action::Submit { job, epoch, rank } => self.submit(job, epoch, rank),
             Action::ProgramSwitch { tor, job_id } => {
@@ -952,7 +960,7 @@ impl Sim {
             // The ID is taken at once, the entries come when the agent gets to it.
             let Some(program) = program else { continue };
             self.tors[*t as usize].desired.insert(id, program);
-            let delay = self.net.rng.below(200_000);
+            let delay = if self.tidy { 0 } else { self.net.rng.below(200_000) };
             self.after(delay, Action::ProgramSwitch { tor: *t, job_id: id });
         }
         // Also where a HostOnly job has no entries, nobody else may use its ID.
@@ -960,7 +968,10 @@ impl Sim {
             self.tors[*t as usize].rest_until[usize::from(id)] = Nanos::MAX;
         }
         for index in 0..spec.workers.len() + spec.servers.len() {
-            let skew = self.net.rng.below(300_000);
+            let skew = match self.tidy {
+                true => if index < spec.workers.len() { 2_000 } else { 1_000 },
+                false => self.net.rng.below(300_000),
+            };
             self.at(now + skew, Action::StartEndpoint { job, epoch, index: index as u16 });
         }
     }
@@ -1202,6 +1213,10 @@ impl Sim {
             self.job_done(job);
             return;
         }
+        if j.victim.is_some() {
+            self.end_if_nobody_lives(job);
+        }
+        let j = &self.jobs[job as usize];
         if j.completed[r] < j.spec.ops.len() {
             let (low, high) = j.spec.compute;
             let delay = self.net.rng.range(low, high);
@@ -1249,21 +1264,24 @@ impl Sim {
                 if !problem.is_empty() {
                     self.violate("bad error", format!("job {job} rank {rank}: {problem}"));
                 }
-                // All that live must end, with an error or because they had finished.
-                let e = self.endpoint_of(job, usize::from(rank));
-                if let Some(e) = e {
+                if let Some(e) = self.endpoint_of(job, usize::from(rank)) {
                     self.remove_endpoint(e);
                 }
-                let j = &self.jobs[job as usize];
-                let total = j.spec.ops.len();
-                let living = j.endpoints.iter().any(|e| {
-                    let r = &self.running[*e as usize];
-                    r.alive && matches!(r.machine, Machine::Worker(_)) && j.completed[usize::from(r.rank)] < total
-                });
-                if !living {
-                    self.end_failed(job);
-                }
+                self.end_if_nobody_lives(job);
             }
+        }
+    }
+
+    /// After a death without restart: all that live must end, with an error or because they had what they need.
+    fn end_if_nobody_lives(&mut self, job: u32) {
+        let j = &self.jobs[job as usize];
+        let total = j.spec.ops.len();
+        let living = j.endpoints.iter().any(|e| {
+            let r = &self.running[*e as usize];
+            r.alive && matches!(r.machine, Machine::Worker(_)) && j.completed[usize::from(r.rank)] < total
+        });
+        if !living && j.state == JobState::Running {
+            self.end_failed(job);
         }
     }
 
@@ -1287,7 +1305,9 @@ impl Sim {
         for e in endpoints {
             self.remove_endpoint(e);
         }
-        if self.clean {
+        // What turned raw after its request had passed leaves an aggregator to T: raw results release nothing.
+        let raw = self.jobs[job as usize].spec.ops.iter().any(|op| op.flavour != Flavour::Small);
+        if self.clean && !raw {
             self.after(flight.min(linger.saturating_sub(1)), Action::CheckLeak { job, job_id });
         }
         if linger > stale + flight {
@@ -1384,7 +1404,6 @@ pub fn describe(data: &[u8]) -> String {
         (false, true, _) => "raw",
         (true, true, _) => match h.aggregator_index {
             2 => "notice",
-            3 => "repeat",
             _ => "raw-result",
         },
     };

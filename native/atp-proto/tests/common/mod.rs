@@ -207,7 +207,7 @@ impl Switch {
         if held.is_some_and(|key| key.0 == h.sequence) {
             self.aggregators.remove(&h.aggregator_index);
         }
-        true
+        !h.edge_switch_identifier // with it, the ACK is for its addressee alone
     }
 }
 
