@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of the long-running parts: proportional set size of their processes on this machine.
 
-Measured where they run (after `make demo`, or while a job trains); a part that does not run is started alone where that needs no
-cluster: the parameter server's sidecar on loopback. One JSON line a part.
+Measured where they run (after `make demo`, or while a job trains); a part that does not run is started alone where
+that needs no cluster: the parameter server's sidecar on loopback. One JSON line a part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ import tempfile
 import time
 from pathlib import Path
 
-PARTS = {"operator": "atp-operator", "agent": "atp-switch-agent", "softswitch": "atp-softswitch", "sidecar": "atp-sidecar"}
+PARTS = {
+    "operator": "atp-operator",
+    "agent": "atp-switch-agent",
+    "softswitch": "atp-softswitch",
+    "sidecar": "atp-sidecar",
+}
 ASSIGNMENT = {
     "apiVersion": "atp.dev/v1alpha1",
     "job": "bench/memory",
@@ -62,7 +67,14 @@ def running(program: str) -> list[int]:
 
 def report(part: str, sizes: list[int], conditions: str) -> None:
     value = round(max(sizes) / 2**20, 1)
-    line = {"name": f"memory_{part}", "value": value, "unit": "MiB", "peer": None, "ratio": None, "conditions": conditions}
+    line = {
+        "name": f"memory_{part}",
+        "value": value,
+        "unit": "MiB",
+        "peer": None,
+        "ratio": None,
+        "conditions": conditions,
+    }
     print(json.dumps(line), flush=True)
 
 
@@ -72,10 +84,16 @@ def sidecar_alone() -> None:
         assignment.write_text(json.dumps(ASSIGNMENT))
         command = [sys.executable, "-m", "atp_sidecar", "run", "--assignment", str(assignment), "--metrics-port", "0"]
         command += ["--socket", f"{folder}/atp.sock"]
-        with subprocess.Popen(command, env={**os.environ, "ATP_ROLE": "parameterServer"}, stdout=subprocess.DEVNULL) as process:
+        with subprocess.Popen(
+            command, env={**os.environ, "ATP_ROLE": "parameterServer"}, stdout=subprocess.DEVNULL
+        ) as process:
             try:
                 time.sleep(3)
-                report("sidecar", [proportional_set_size(str(process.pid))], "one parameter server on loopback, gate open, idle")
+                report(
+                    "sidecar",
+                    [proportional_set_size(str(process.pid))],
+                    "one parameter server on loopback, gate open, idle",
+                )
             finally:
                 process.terminate()
                 process.wait(10)

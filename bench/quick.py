@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``make bench-quick``: run every quick benchmark in turn and pass its JSON lines on.
 
-Each benchmark is a program of its own that prints lines with name, value, unit, peer, ratio and conditions. Absolute times depend on
-the machine and on what else it does; the ratio to the peer, taken in the same run, is what to compare.
+Each benchmark is a program of its own that prints lines with name, value, unit, peer, ratio and conditions. Absolute
+times depend on the machine and on what else it does; the ratio to the peer, taken in the same run, is what to compare.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the wheel of the Rust transport into ``build/wheels`` and, with ``--install``, put it in the virtual environment.
+"""Build the wheel of the Rust transport into ``build/wheels``; ``--install`` puts it in the virtual environment.
 
 One abi3 wheel serves the virtual environment and the sidecar's image. It is built again only when a source changed.
 """
@@ -56,7 +56,18 @@ def main() -> int:
     path = wheel()
     installed = WHEELS / f"installed-{Path(sys.prefix).name}"
     if install and not (installed.exists() and installed.read_text() == (WHEELS / "digest").read_text()):
-        uv = [sys.executable, "-m", "uv", "pip", "install", "-q", "--python", sys.executable, "--no-deps", "--reinstall"]
+        uv = [
+            sys.executable,
+            "-m",
+            "uv",
+            "pip",
+            "install",
+            "-q",
+            "--python",
+            sys.executable,
+            "--no-deps",
+            "--reinstall",
+        ]
         subprocess.run([*uv, str(path)], check=True)
         installed.write_text((WHEELS / "digest").read_text())
     return 0

@@ -27,7 +27,9 @@ def main() -> int:
         print(f"\ndemo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\ndemo: interrupted; `make demo` goes on from here, `make clean-demo` removes everything", file=sys.stderr)
+        print(
+            "\ndemo: interrupted; `make demo` goes on from here, `make clean-demo` removes everything", file=sys.stderr
+        )
         return 130
     return 0
 

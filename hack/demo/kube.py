@@ -27,7 +27,9 @@ class Kube:
     def _run(self, argv: list[str], stdin: str | None, timeout: float) -> str:
         env = {**os.environ, **({"KUBECONFIG": self.kubeconfig} if self.kubeconfig else {})}
         try:
-            done = subprocess.run(argv, input=stdin, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+            done = subprocess.run(
+                argv, input=stdin, env=env, capture_output=True, text=True, timeout=timeout, check=False
+            )
         except subprocess.TimeoutExpired:
             raise CommandFailed(f"{' '.join(argv)}: no answer in {timeout:.0f} s") from None
         if done.returncode != 0:

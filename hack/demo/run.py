@@ -149,7 +149,8 @@ def follow_job(kube: Kube) -> tuple[dict[str, Any], Training, JobMetrics]:
         CommandFailed: it failed, or stood still for PATIENCE_SECONDS.
     """
     metrics, shown, moved = JobMetrics(), "", time.monotonic()
-    training, job = Training(), {}
+    training = Training()
+    job: dict[str, Any] = {}
     while True:
         job = kube.get("atpjob", JOB, NAMESPACE) or job
         for pod in kube.list("pods", NAMESPACE, f"atp.dev/job={JOB}"):

@@ -69,10 +69,7 @@ def for_release(sources: Sequence[Source], release: str) -> list[Source]:
     kept = []
     for source in sources:
         suites = tuple(s for s in source.suites if s in wanted)
-        debian = (
-            source.uri.rstrip("/").rsplit("/", 1)[-1] in ("debian", "debian-security")
-            or "/debian" in source.uri
-        )
+        debian = source.uri.rstrip("/").rsplit("/", 1)[-1] in ("debian", "debian-security") or "/debian" in source.uri
         if suites and debian and "main" in source.components:
             kept.append(Source(source.uri, suites, ("main",)))
     return kept
@@ -95,8 +92,7 @@ def host_sources(release: str, etc: Path = Path("/etc/apt")) -> list[Source]:
     kept = for_release(found, release)
     if not kept:
         raise ClusterError(
-            f"apt on this machine has no sources of Debian {release}; "
-            "set ATP_DEBIAN_MIRROR to the URI of a mirror"
+            f"apt on this machine has no sources of Debian {release}; set ATP_DEBIAN_MIRROR to the URI of a mirror"
         )
     return kept
 
@@ -106,9 +102,7 @@ def mirror(sources: Sequence[Source], release: str) -> str:
     for source in sources:
         if release in source.suites:
             return source.uri
-    raise ClusterError(
-        f"apt's sources lack the suite {release} itself; set ATP_DEBIAN_MIRROR to the URI of a mirror"
-    )
+    raise ClusterError(f"apt's sources lack the suite {release} itself; set ATP_DEBIAN_MIRROR to the URI of a mirror")
 
 
 def render(sources: Sequence[Source]) -> str:
@@ -124,8 +118,6 @@ def host_proxy_conf() -> str:
     """apt.conf lines for the proxies that the host's apt is configured to use; empty if none."""
     dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True).stdout
     lines = [
-        line
-        for line in dump.splitlines()
-        if line.lower().startswith(("acquire::http::proxy", "acquire::https::proxy"))
+        line for line in dump.splitlines() if line.lower().startswith(("acquire::http::proxy", "acquire::https::proxy"))
     ]
     return "".join(f"{line}\n" for line in lines if len(shlex.split(line.rstrip(";"))) == 2)

@@ -16,9 +16,7 @@ from . import versions
 from .errors import ClusterError
 from .paths import HACK, Paths
 
-WORDS_FOR_DISK = (
-    "the build needs about 6 GB in Go's build and module caches (see `go env GOCACHE GOMODCACHE`)"
-)
+WORDS_FOR_DISK = "the build needs about 6 GB in Go's build and module caches (see `go env GOCACHE GOMODCACHE`)"
 
 
 def go_build_argv(binary: versions.Binary, output: Path) -> list[str]:

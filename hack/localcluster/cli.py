@@ -17,9 +17,7 @@ PASSED_ON = ("kubectl", "helm", "ctr")
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
-        prog="atp-cluster", description="A one-node Kubernetes cluster on this machine."
-    )
+    top = argparse.ArgumentParser(prog="atp-cluster", description="A one-node Kubernetes cluster on this machine.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     command = commands.add_parser("prereqs", help="name everything that is missing on this machine")
     command.add_argument("--install", action="store_true", help="install the missing Debian packages")
@@ -55,14 +53,10 @@ def _image_parser(image: argparse.ArgumentParser) -> None:
             action.add_argument("archive", type=Path)
         if name == "push":
             action.add_argument("registry", help="registry and path, as registry.example.com/team")
-        action.add_argument(
-            "--file", type=Path, help="the Containerfile (default hack/images/NAME.Containerfile)"
-        )
+        action.add_argument("--file", type=Path, help="the Containerfile (default hack/images/NAME.Containerfile)")
         action.add_argument("--context", type=Path, help="folder with the files it copies (default: none)")
         action.add_argument("--build-arg", action="append", default=[], metavar="KEY=VALUE")
-        action.add_argument(
-            "--include", action="append", metavar="PATH", help="take only this part of the context"
-        )
+        action.add_argument("--include", action="append", metavar="PATH", help="take only this part of the context")
     actions.add_parser("list", help="list the images built here")
     actions.add_parser("prune", help="remove built images except the newest of each name")
     actions.add_parser("purge", help="remove all built images and their storage")
@@ -147,13 +141,9 @@ def _image(args: argparse.Namespace, paths: Paths) -> None:
     if args.name.startswith(f"{images.PREFIX}/"):  # built already, and named by its full reference
         reference = args.name
         if not images.exists(reference, paths=paths):
-            raise ClusterError(
-                f"there is no image {reference}; `hack/atp-cluster image list` shows what is there"
-            )
+            raise ClusterError(f"there is no image {reference}; `hack/atp-cluster image list` shows what is there")
     else:
-        reference = images.ensure(
-            args.name, args.file, args.context, build_args, include=args.include, paths=paths
-        )
+        reference = images.ensure(args.name, args.file, args.context, build_args, include=args.include, paths=paths)
     if args.action == "load":
         images.load(reference, paths=paths)
     elif args.action == "save":

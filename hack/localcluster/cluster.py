@@ -62,9 +62,7 @@ def up(paths: Paths) -> None:
     Raises ClusterError that shows the log of whatever failed.
     """
     if os.environ.get("ATP_KUBECONTEXT"):
-        raise ClusterError(
-            "ATP_KUBECONTEXT is set, so that cluster is used and none is started; unset it to start one"
-        )
+        raise ClusterError("ATP_KUBECONTEXT is set, so that cluster is used and none is started; unset it to start one")
     needed = [m for m in prereqs.find_missing() if m.apt in _RUNTIME_PACKAGES]
     if needed:
         raise ClusterError(prereqs.report(needed, root=True))
@@ -214,9 +212,7 @@ def _wait(
 def _explain_dns(paths: Paths) -> str:
     pods = kubectl_output(paths, "-n", "kube-system", "get", "pods", "-o", "wide")
     log = kubectl_output(paths, "-n", "kube-system", "logs", "deployment/coredns", "--tail=5")
-    events = kubectl_output(
-        paths, "-n", "kube-system", "get", "events", "--sort-by=.lastTimestamp", "--no-headers"
-    )
+    events = kubectl_output(paths, "-n", "kube-system", "get", "events", "--sort-by=.lastTimestamp", "--no-headers")
     return "\n".join(["CoreDNS's pod, log and events:", pods, log, *events.splitlines()[-6:]])
 
 
@@ -273,9 +269,7 @@ def node_ready(paths: Paths, since: float = 0.0) -> bool:
     conditions = json.loads(body)["status"].get("conditions", [])
     if not any(c["type"] == "Ready" and c["status"] == "True" for c in conditions):
         return False
-    status, body = api_get(
-        paths, f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{s.NODE_NAME}"
-    )
+    status, body = api_get(paths, f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{s.NODE_NAME}")
     if status != 200:
         return False
     renewed = datetime.datetime.fromisoformat(json.loads(body)["spec"]["renewTime"])

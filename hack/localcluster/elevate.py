@@ -40,9 +40,7 @@ def run(args: Sequence[str], paths: Paths) -> str:
     Raises ClusterError when there is no sudo, or when the command fails (it has said why by then).
     """
     if shutil.which("sudo") is None:
-        raise ClusterError(
-            f"`atp-cluster {args[0]}` needs root (containers, mounts, network), and there is no sudo"
-        )
+        raise ClusterError(f"`atp-cluster {args[0]}` needs root (containers, mounts, network), and there is no sudo")
     result = subprocess.run(argv(args, paths, os.environ), stdout=subprocess.PIPE, text=True)
     if result.returncode != 0:
         raise ClusterError(f"`atp-cluster {' '.join(args)}` failed as root, see above")

@@ -246,9 +246,7 @@ def _rmdir(folder: Path) -> None:
 def unmount_below(folder: Path) -> None:
     """Unmounts everything mounted below `folder`, the innermost first."""
     prefix = f"{folder}/"
-    targets = [
-        line.split()[1].replace("\\040", " ") for line in Path("/proc/mounts").read_text().splitlines()
-    ]
+    targets = [line.split()[1].replace("\\040", " ") for line in Path("/proc/mounts").read_text().splitlines()]
     for target in reversed([t for t in targets if t.startswith(prefix)]):
         if subprocess.run(["umount", target], capture_output=True).returncode != 0:
             run("umount", "--lazy", target, check=False)

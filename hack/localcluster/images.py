@@ -59,9 +59,7 @@ def ensure(
     if elevate.needed():
         return elevate.run(cli_args(name, containerfile, context_dir, build_args, include), paths).strip()
     if not re.fullmatch(r"[a-z0-9]+(?:[._-][a-z0-9]+)*", name):
-        raise ClusterError(
-            f"image name {name!r}: use lower-case letters, digits, and single . _ - between them"
-        )
+        raise ClusterError(f"image name {name!r}: use lower-case letters, digits, and single . _ - between them")
     if name == "base" and containerfile is None:
         return _ensure_base(paths)
     containerfile = containerfile or HACK / "images" / f"{name}.Containerfile"
@@ -133,9 +131,7 @@ def context_files(context: Path, include: Sequence[str] | None = None) -> list[P
     return sorted(chosen)
 
 
-def input_key(
-    containerfile: str, arguments: Mapping[str, str], context: Path | None, files: Iterable[Path]
-) -> str:
+def input_key(containerfile: str, arguments: Mapping[str, str], context: Path | None, files: Iterable[Path]) -> str:
     """12 hex digits over all that decides an image: text, arguments, each file's path, mode and content."""
     digest = hashlib.sha256(containerfile.encode())
     for key, value in sorted(arguments.items()):
@@ -146,9 +142,7 @@ def input_key(
             digest.update(f"\0link {file} {path.readlink()}".encode())
         else:
             executable = bool(path.stat().st_mode & 0o100)
-            digest.update(
-                f"\0file {file} {executable} {hashlib.sha256(path.read_bytes()).hexdigest()}".encode()
-            )
+            digest.update(f"\0file {file} {executable} {hashlib.sha256(path.read_bytes()).hexdigest()}".encode())
     return digest.hexdigest()[:12]
 
 
@@ -288,9 +282,7 @@ def _ensure_base(paths: Paths) -> str:
 
 
 def _build_base(paths: Paths, reference: str, script: str) -> None:
-    print(
-        f"building image {reference} with debootstrap, takes about two minutes", file=sys.stderr, flush=True
-    )
+    print(f"building image {reference} with debootstrap, takes about two minutes", file=sys.stderr, flush=True)
     mirror = aptsources.mirror(aptsources.host_sources(RELEASE), RELEASE)
     container = _buildah(paths, "from", "scratch").strip()
     try:
@@ -303,9 +295,7 @@ def _build_base(paths: Paths, reference: str, script: str) -> None:
         ]
         with log.open("w") as output:
             environment = {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"}
-            result = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
-            )
+            result = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
         if result.returncode != 0:
             last = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
             raise ClusterError(f"debootstrap from {mirror} failed; last lines of {log}:\n{last}")

@@ -53,9 +53,7 @@ class Missing:
 APT: tuple[AptPackage, ...] = (
     AptPackage("containerd", ("containerd", "ctr"), "runs the pods"),
     AptPackage("runc", ("runc",), "starts containers"),
-    AptPackage(
-        "containernetworking-plugins", ("/usr/lib/cni/bridge", "/usr/lib/cni/host-local"), "pod network"
-    ),
+    AptPackage("containernetworking-plugins", ("/usr/lib/cni/bridge", "/usr/lib/cni/host-local"), "pod network"),
     AptPackage("iproute2", ("ip", "tc"), "pod network"),
     AptPackage("iptables", ("iptables",), "pod network and kubelet"),
     AptPackage("nftables", ("nft",), "Service addresses (kube-proxy)"),
@@ -64,9 +62,7 @@ APT: tuple[AptPackage, ...] = (
     AptPackage("ca-certificates", ("/etc/ssl/certs/ca-certificates.crt",), "downloads"),
     AptPackage("buildah", ("buildah",), "container images"),
     AptPackage("debootstrap", ("debootstrap",), "the base image"),
-    AptPackage(
-        "build-essential", ("gcc", "make", "/usr/include/stdio.h"), "Rust's linker, the C switch core"
-    ),
+    AptPackage("build-essential", ("gcc", "make", "/usr/include/stdio.h"), "Rust's linker, the C switch core"),
     AptPackage("clang-14", ("clang-14",), "BPF programs"),
     AptPackage("clang-format-14", ("clang-format-14",), "lint"),
     AptPackage("llvm-14", ("llvm-strip-14",), "BPF programs"),
@@ -88,9 +84,7 @@ TOOLCHAINS: tuple[Toolchain, ...] = (
         versions.MIN_GO,
         "unpack a current release from https://go.dev/dl into /usr/local",
     ),
-    Toolchain(
-        "Rust", "cargo", ("--version",), versions.MIN_RUST, "install with rustup, see https://rustup.rs"
-    ),
+    Toolchain("Rust", "cargo", ("--version",), versions.MIN_RUST, "install with rustup, see https://rustup.rs"),
     Toolchain(
         "Python",
         "python3",
@@ -111,9 +105,7 @@ def probe_exists(probe: str) -> bool:
     """True if the command (also in sbin, which users' PATH may lack), file or Python module exists."""
     if probe.startswith("python:"):
         argv = ["python3", "-c", f"import {probe.removeprefix('python:')}"]
-        return (
-            shutil.which("python3") is not None and subprocess.run(argv, capture_output=True).returncode == 0
-        )
+        return shutil.which("python3") is not None and subprocess.run(argv, capture_output=True).returncode == 0
     if probe.startswith("/"):
         return Path(probe).exists()
     return shutil.which(probe) is not None or shutil.which(probe, path=_SYSTEM_PATH) is not None

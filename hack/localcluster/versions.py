@@ -48,9 +48,7 @@ def _kube_ldflags(version: str) -> tuple[str, ...]:
 
 
 def _kube(name: str, about: str) -> Binary:
-    return Binary(
-        name, "kubernetes", f"k8s.io/kubernetes/cmd/{name}", KUBERNETES, _kube_ldflags(KUBERNETES), about
-    )
+    return Binary(name, "kubernetes", f"k8s.io/kubernetes/cmd/{name}", KUBERNETES, _kube_ldflags(KUBERNETES), about)
 
 
 BINARIES: tuple[Binary, ...] = (
@@ -82,9 +80,7 @@ def cache_key(binaries: Iterable[Binary], modules: Path, arch: str) -> str:
     """
     digest = hashlib.sha256(f"{_BUILD_RECIPE} {arch}\n".encode())
     for binary in sorted(binaries, key=lambda b: b.name):
-        digest.update(
-            f"{binary.name} {binary.module} {binary.package} {binary.version} {binary.ldflags}\n".encode()
-        )
+        digest.update(f"{binary.name} {binary.module} {binary.package} {binary.version} {binary.ldflags}\n".encode())
         for path in sorted((modules / binary.module).glob("*")):
             if path.name in ("go.mod", "go.sum") or path.suffix == ".go":
                 digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())

@@ -11,6 +11,7 @@ from demo import run
 from demo.kube import Kube
 from e2e.support import Installation
 
+
 @pytest.fixture(scope="session")
 def installation() -> Installation:
     if os.geteuid() != 0 and not os.environ.get("ATP_KUBECONTEXT"):

@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 import pytest
-from e2e.support import Installation, condition, digits_job, job_status, wait_until
 from demo.kube import CommandFailed
+from e2e.support import Installation, condition, digits_job, job_status, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
@@ -42,7 +42,9 @@ def changed(image: str, path: str, value: Any) -> str:
         ("spec.workers.template.spec.hostNetwork", True, "hostNetwork"),
     ],
 )
-def test_bad_job_is_refused_at_apply(installation: Installation, namespace: str, path: str, value: Any, says: str) -> None:
+def test_bad_job_is_refused_at_apply(
+    installation: Installation, namespace: str, path: str, value: Any, says: str
+) -> None:
     with pytest.raises(CommandFailed) as refusal:
         installation.kube.ctl(
             "apply", "-n", namespace, "-f", "-", stdin=changed(installation.images.digits, path, value)
@@ -70,7 +72,9 @@ def test_more_workers_than_the_fan_in(installation: Installation, namespace: str
     job["spec"]["workers"]["replicas"] = 33
     kube.ctl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(job))
     status = wait_until(
-        "the job names the fan-in", lambda: (s := job_status(kube, "digits", namespace)).get("reason") == "FanInExceeded" and s, 30
+        "the job names the fan-in",
+        lambda: (s := job_status(kube, "digits", namespace)).get("reason") == "FanInExceeded" and s,
+        30,
     )
     assert "33" in status["message"] and "32" in status["message"]
 
@@ -110,7 +114,9 @@ def test_quota_queues_and_admits_when_room_appears(installation: Installation, n
         )
         kube.ctl("delete", "atpjob", "second", "-n", namespace, "--wait", timeout=90)
         kube.ctl("apply", "-n", namespace, "-f", "-", stdin=big)
-        wait_until("big is refused by number", lambda: job_status(kube, "big", namespace).get("reason") == "QuotaExceeded", 30)
+        wait_until(
+            "big is refused by number", lambda: job_status(kube, "big", namespace).get("reason") == "QuotaExceeded", 30
+        )
         assert "1501" in job_status(kube, "big", namespace)["message"]
     finally:
         kube.ctl("delete", "atptenantquota", namespace, "--ignore-not-found")
@@ -118,7 +124,9 @@ def test_quota_queues_and_admits_when_room_appears(installation: Installation, n
 
 def test_suspend_releases_everything_and_resumes(installation: Installation, namespace: str) -> None:
     kube = installation.kube
-    kube.ctl("apply", "-n", namespace, "-f", "-", stdin=digits_job(installation.images.digits, command=["sleep", "600"]))
+    kube.ctl(
+        "apply", "-n", namespace, "-f", "-", stdin=digits_job(installation.images.digits, command=["sleep", "600"])
+    )
     wait_until("the job runs", lambda: job_status(kube, "digits", namespace).get("phase") == "Running", 120)
     kube.ctl("patch", "atpjob", "digits", "-n", namespace, "--type=merge", "-p", '{"spec":{"suspend":true}}')
     wait_until("the pods go", lambda: not kube.list("pods", namespace, "atp.dev/job=digits"), 90)

@@ -8,9 +8,9 @@ import time
 import urllib.request
 
 import pytest
-from e2e.support import Installation, condition, digits_job, job_status, wait_until
 from demo import run
 from demo.metrics import JobMetrics, parse
+from e2e.support import Installation, condition, digits_job, job_status, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -23,7 +23,9 @@ def switch_metrics(installation: Installation) -> str:
         return answer.read().decode()
 
 
-def follow(installation: Installation, namespace: str, name: str, timeout: float = 240.0) -> tuple[dict, run.Training, JobMetrics]:
+def follow(
+    installation: Installation, namespace: str, name: str, timeout: float = 240.0
+) -> tuple[dict, run.Training, JobMetrics]:
     """Watch a job until it ends; return its status, what worker 0 printed, and the sidecars' last metrics."""
     kube, metrics, log = installation.kube, JobMetrics(), ""
     deadline = time.monotonic() + timeout
@@ -31,7 +33,10 @@ def follow(installation: Installation, namespace: str, name: str, timeout: float
         status = job_status(kube, name, namespace)
         for pod in kube.list("pods", namespace, f"atp.dev/job={name}"):
             if pod.get("status", {}).get("phase") == "Running":
-                metrics.update(pod["metadata"]["name"], kube.pod_http(pod["metadata"]["name"], namespace, run.METRICS_PORT, "/metrics"))
+                metrics.update(
+                    pod["metadata"]["name"],
+                    kube.pod_http(pod["metadata"]["name"], namespace, run.METRICS_PORT, "/metrics"),
+                )
         log = kube.logs(f"{name}-worker-0", namespace, "trainer") or log
         if status.get("phase") in ("Succeeded", "Failed"):
             return status, run.Training.read(log), metrics
@@ -59,7 +64,9 @@ def test_digits_through_the_switch(installation: Installation, namespace: str) -
     assert status["aggregation"]["rejectedPackets"] == 0
 
     # After the job the parameter server is gone; after deletion the switch holds nothing of it.
-    wait_until("the parameter server pod is removed", lambda: not kube.list("pods", namespace, "atp.dev/role=parameter-server"))
+    wait_until(
+        "the parameter server pod is removed", lambda: not kube.list("pods", namespace, "atp.dev/role=parameter-server")
+    )
     kube.ctl("delete", "atpjob", "digits", "-n", namespace, "--wait", timeout=60)
 
     def empty() -> bool:
@@ -74,12 +81,16 @@ def test_digits_through_the_switch(installation: Installation, namespace: str) -
 
 
 def test_switch_lost_during_training(installation: Installation, namespace: str) -> None:
-    """A switch that dies takes nothing with it: the job ends with the right result, summed by the parameter server meanwhile."""
+    """A switch that dies takes nothing with it: the parameter server sums meanwhile, and the result is right."""
     kube = installation.kube
     kube.ctl("apply", "-n", namespace, "-f", "-", stdin=digits_job(installation.images.digits, "lost"))
-    wait_until("training begins", lambda: run.Training.read(kube.logs("lost-worker-0", namespace, "trainer")).epochs, 180)
+    wait_until(
+        "training begins", lambda: run.Training.read(kube.logs("lost-worker-0", namespace, "trainer")).epochs, 180
+    )
     pods = kube.list("pods", run.SYSTEM, "app.kubernetes.io/component=softswitch")
-    kube.ctl("delete", "pod", pods[0]["metadata"]["name"], "-n", run.SYSTEM, "--grace-period=0", "--force", "--wait=false")
+    kube.ctl(
+        "delete", "pod", pods[0]["metadata"]["name"], "-n", run.SYSTEM, "--grace-period=0", "--force", "--wait=false"
+    )
     status, training, _ = follow(installation, namespace, "lost")
     assert status["phase"] == "Succeeded", status
     assert status.get("retries", 0) == 0
@@ -91,9 +102,13 @@ def test_switch_lost_during_training(installation: Installation, namespace: str)
 def test_operator_restarts_during_training(installation: Installation, namespace: str) -> None:
     kube = installation.kube
     kube.ctl("apply", "-n", namespace, "-f", "-", stdin=digits_job(installation.images.digits, "restart"))
-    wait_until("the job starts", lambda: job_status(kube, "restart", namespace).get("phase") in ("Starting", "Running"), 60)
+    wait_until(
+        "the job starts", lambda: job_status(kube, "restart", namespace).get("phase") in ("Starting", "Running"), 60
+    )
     for pod in kube.list("pods", run.SYSTEM, "app.kubernetes.io/component=operator"):
-        kube.ctl("delete", "pod", pod["metadata"]["name"], "-n", run.SYSTEM, "--grace-period=0", "--force", "--wait=false")
+        kube.ctl(
+            "delete", "pod", pod["metadata"]["name"], "-n", run.SYSTEM, "--grace-period=0", "--force", "--wait=false"
+        )
     status, training, _ = follow(installation, namespace, "restart")
     assert status["phase"] == "Succeeded", status
     assert status["epoch"] == 1
@@ -102,11 +117,15 @@ def test_operator_restarts_during_training(installation: Installation, namespace
 
 def test_worker_that_fails_costs_a_restart_and_then_the_job(installation: Installation, namespace: str) -> None:
     kube = installation.kube
-    job = digits_job(installation.images.digits, "fails", command=["python3", "-c", "raise SystemExit('no data')"], backoffLimit=1)
+    job = digits_job(
+        installation.images.digits, "fails", command=["python3", "-c", "raise SystemExit('no data')"], backoffLimit=1
+    )
     kube.ctl("apply", "-n", namespace, "-f", "-", stdin=job)
     wait_until("the job fails", lambda: job_status(kube, "fails", namespace).get("phase") == "Failed", 180)
     status = job_status(kube, "fails", namespace)
     assert status["epoch"] == 2
     assert condition(status, "Failed")["status"] == "True"
     assert "worker" in condition(status, "Failed")["message"]
-    wait_until("the parameter server pod is removed", lambda: not kube.list("pods", namespace, "atp.dev/role=parameter-server"))
+    wait_until(
+        "the parameter server pod is removed", lambda: not kube.list("pods", namespace, "atp.dev/role=parameter-server")
+    )

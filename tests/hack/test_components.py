@@ -32,9 +32,7 @@ def flags(spec: Spec) -> dict[str, str]:
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_everything_listens_on_loopback_or_the_bridge(spec: Spec) -> None:
     given = flags(spec)
-    listeners = [
-        v for k, v in given.items() if k in ("bind-address", "listen-client-urls", "listen-peer-urls")
-    ]
+    listeners = [v for k, v in given.items() if k in ("bind-address", "listen-client-urls", "listen-peer-urls")]
     assert listeners
     for address in listeners:
         host = address.removeprefix("https://").partition(":")[0]

@@ -133,9 +133,7 @@ def test_apt_sources_of_both_formats() -> None:
     assert aptsources.parse_deb822(aptsources.render(kept)) == kept
 
 
-def test_a_host_without_debian_sources_is_told_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_without_debian_sources_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ATP_DEBIAN_MIRROR", raising=False)
     with pytest.raises(ClusterError, match="ATP_DEBIAN_MIRROR"):
         aptsources.host_sources("bookworm", etc=tmp_path)

@@ -42,9 +42,7 @@ def test_a_complete_machine_hears_so() -> None:
 
 
 def test_an_old_toolchain_is_told_with_both_versions() -> None:
-    missing = prereqs.find_missing(
-        exists=lambda _: True, version_of=lambda t: (1, 19, 8) if t.name == "Go" else (99,)
-    )
+    missing = prereqs.find_missing(exists=lambda _: True, version_of=lambda t: (1, 19, 8) if t.name == "Go" else (99,))
     assert [m.name for m in missing] == ["Go"]
     assert "1.19.8" in missing[0].problem
     assert "1.26" in missing[0].problem

@@ -65,9 +65,7 @@ def test_a_dead_process_is_reported_with_its_log(paths: Paths) -> None:
 
 
 def test_a_process_that_ignores_sigterm_is_killed(paths: Paths) -> None:
-    script = (
-        "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(300)"
-    )
+    script = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(300)"
     processes.ensure(paths, Spec("stubborn", ("python3", "-c", script)))
     record = processes.read_record(paths, "stubborn")
     deadline = time.monotonic() + 10

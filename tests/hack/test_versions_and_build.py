@@ -14,9 +14,7 @@ GO = HACK / "go"
 
 
 def test_minimum_versions_are_those_of_the_modules() -> None:
-    needed = re.search(
-        r'^rust-version = "([\d.]+)"', (HACK.parent / "native/Cargo.toml").read_text(), re.MULTILINE
-    )
+    needed = re.search(r'^rust-version = "([\d.]+)"', (HACK.parent / "native/Cargo.toml").read_text(), re.MULTILINE)
     assert needed is not None
     assert tuple(int(part) for part in needed.group(1).split(".")) == versions.MIN_RUST
     for file in GO.glob("*/go.mod"):
