@@ -26,7 +26,7 @@ $(VENV)/.ready: requirements-dev.txt proto/pyproject.toml operator/pyproject.tom
 		softswitch/pyproject.toml sidecar/pyproject.toml client/pyproject.toml
 	@echo "preparing $(VENV)"
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@$(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip -q
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null
 	@$(PY) -m pip install -q --require-hashes -r requirements-dev.txt
 	@$(PY) -m pip install -q --no-deps --no-build-isolation -e proto -e operator -e switch-agent -e softswitch -e sidecar -e client
 	@touch $@
