@@ -6,6 +6,7 @@ use std::io::{BufWriter, Write};
 use std::process::ExitCode;
 use std::time::Instant;
 
+use atp_sim::scenario;
 use atp_sim::schedule::{self, LIMIT};
 use atp_sim::trace::{self, Tracer};
 use serde_json::json;
@@ -15,7 +16,7 @@ atp-sim: the ATP transport and the switch core in virtual time
 
   atp-sim fuzz --seeds A:B [--json] [--coverage]   run the schedules of the seeds A..B (B excluded)
   atp-sim replay SEED [--pcap FILE] [--quiet]      run one schedule again and print every packet
-  atp-sim scenario NAME [--seed N] [--json]        measure one of the figures
+  atp-sim scenario NAME [--seed N] [--runs N] [--json]   measure one of the figures, over N seeds from N on
   atp-sim list                                     the scenarios
 
 The exit code is 0 when every property held, 1 when not, 2 for a wrong command line.";
@@ -59,6 +60,13 @@ fn main() -> ExitCode {
     let result = match command.as_str() {
         "fuzz" => fuzz(args),
         "replay" => replay(args),
+        "scenario" => measure(args),
+        "list" => {
+            for (name, text) in scenario::SCENARIOS {
+                println!("{name:<12} {text}");
+            }
+            Ok(ExitCode::SUCCESS)
+        }
         other => Err(format!("{other} is not a command")),
     };
     result.unwrap_or_else(|problem| usage(&problem))
@@ -137,6 +145,32 @@ fn fuzz(mut args: Args) -> Result<ExitCode, String> {
         }
     }
     Ok(if violations + stuck + leaks == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn number(args: &mut Args, name: &str, default: u64) -> Result<u64, String> {
+    args.value(name)?.map_or(Ok(default), |t| t.parse().map_err(|_| format!("{name} is {t}, it must be a number")))
+}
+
+fn measure(mut args: Args) -> Result<ExitCode, String> {
+    let as_json = args.flag("--json");
+    let seed = number(&mut args, "--seed", 1)?;
+    let seeds = number(&mut args, "--runs", 3)?.max(1);
+    if args.0.len() != 1 {
+        return Err("scenario needs one NAME; see atp-sim list".into());
+    }
+    let name = args.0.remove(0);
+    if !scenario::SCENARIOS.iter().any(|s| s.0 == name) {
+        return Err(format!("{name} is no scenario; see atp-sim list"));
+    }
+    match scenario::scenario(&name, seed, seeds) {
+        Ok(value) if as_json => println!("{value}"),
+        Ok(value) => println!("{value:#}"),
+        Err(text) => {
+            eprintln!("atp-sim: scenario {name}: {text}");
+            return Ok(ExitCode::FAILURE);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn replay(mut args: Args) -> Result<ExitCode, String> {

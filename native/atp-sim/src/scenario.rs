@@ -1,5 +1,277 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The figures.
+//! The figures: each compares runs of the same code on the same network with one thing changed.
+
+use atp_proto::fixed::Dtype;
+use atp_proto::op::Kind;
+use atp_proto::wire::{HEADER_BYTES, STALE_NS, VALUES_BASE};
+use atp_proto::{Mode, Nanos};
+use serde_json::{Map, Value, json};
+
+use crate::check::{Flavour, OpSpec};
+use crate::flow::Flow;
+use crate::net::{LinkSpec, Net};
+use crate::sim::{JobSpec, JobState, Sim, Tune};
 
 /// Names and descriptions.
-pub const SCENARIOS: [(&str, &str); 0] = [];
+pub const SCENARIOS: [(&str, &str); 7] = [
+    ("loss", "goodput at 0.001, 0.01, 0.1 and 1 % loss on every link, relative to none: ATP, and SwitchML's way"),
+    ("two-level", "bytes that reach the PS with two levels of aggregation, against one level"),
+    ("sharing", "three equal jobs with a third of the aggregators of their peak: shared against reserved regions"),
+    ("hash", "eight jobs on shared aggregators: hashed indexes against linear ones"),
+    ("congestion", "half of the aggregators that a job needs: with and without congestion control"),
+    ("fairness", "two equal jobs, and a job among background flows"),
+    ("scale", "32 racks of 32 workers at 100 Gbit/s: simulated packets a second of wall time"),
+];
+
+const MS: Nanos = 1_000_000;
+const GBIT: u64 = 1_000_000_000;
+const LIMIT: Nanos = 600_000 * MS;
+
+fn link(rate: u64) -> LinkSpec {
+    LinkSpec {
+        rate,
+        delay: 1_000,
+        queue: 1 << 20,
+        // About 20 microseconds of the link.
+        ecn: (rate / 8 / 50_000) as u32,
+        loss: 0.0,
+        duplicate: 0.0,
+        reorder: 0.0,
+        late: 0,
+    }
+}
+
+fn cluster(racks: &[usize], host: LinkSpec, fabric: LinkSpec, aggregators: u32, seed: u64) -> Sim {
+    let net = Net::new(racks, host, fabric, HEADER_BYTES + 4 * VALUES_BASE, seed);
+    let mut sim = Sim::new(net);
+    sim.tidy = true;
+    for _ in racks {
+        sim.add_switch(aggregators, VALUES_BASE as u32, STALE_NS);
+    }
+    sim
+}
+
+/// `count` operations of `elements` float32 each.
+fn job(workers: Vec<u32>, server: u32, mode: Mode, region: (u32, u32), count: usize, elements: usize) -> JobSpec {
+    let scale = (2_147_483_000.0 / (0.5 * workers.len() as f64 + 1.0)).min(1e8).floor();
+    let op = OpSpec { count: elements, dtype: Dtype::Float32, kind: Kind::Sum, flavour: Flavour::Small };
+    JobSpec {
+        mode,
+        values: VALUES_BASE,
+        workers,
+        servers: vec![server],
+        regions: vec![region],
+        slots: 1024,
+        max_window: 1024,
+        initial_window: 200,
+        scale,
+        min_rto: 4 * MS,
+        stall_timeout: 60_000 * MS,
+        first_sequence: 0,
+        ops: vec![op; count],
+        depth: 4,
+        compute: (0, 0),
+        start: 0,
+        lone_level1: false,
+        level0_only: false,
+        linger: MS,
+        tune: Tune::default(),
+    }
+}
+
+/// Goodput of a job in Gbit/s: gradient bytes of one worker over the time of the whole job.
+fn goodput(sim: &Sim, job: usize) -> f64 {
+    let j = &sim.jobs[job];
+    let end = if j.state == JobState::Done { j.ended_at } else { sim.ended };
+    j.bytes_done as f64 * 8.0 / j.spec.workers.len() as f64 / (end - j.started_at) as f64
+}
+
+fn run(sim: &mut Sim, limit: Nanos) -> Result<(), String> {
+    sim.run(limit);
+    match sim.violations.iter().find(|v| limit == LIMIT || v.kind != "stuck") {
+        None => Ok(()),
+        Some(v) => Err(format!("{} at {:.3} ms: {}", v.kind, v.at as f64 * 1e-6, v.text)),
+    }
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// Jain's fairness index.
+fn jain(values: &[f64]) -> f64 {
+    let sum: f64 = values.iter().sum();
+    let squares: f64 = values.iter().map(|v| v * v).sum();
+    sum * sum / (values.len() as f64 * squares)
+}
+
+fn round(v: f64) -> f64 {
+    (v * 1e4).round() / 1e4
+}
+
+/// Run a scenario with `seeds` seeds from `seed` on.
+///
+/// # Errors
+/// When the name is unknown or a property was violated.
+pub fn scenario(name: &str, seed: u64, seeds: u64) -> Result<Value, String> {
+    let list: Vec<u64> = (seed..seed + seeds).collect();
+    let mut out = match name {
+        "loss" => loss(&list)?,
+        "two-level" => two_level(&list)?,
+        "sharing" => sharing(&list)?,
+        "fairness" => fairness(&list)?,
+        "scale" => scale(seed)?,
+        _ => return Err(format!("{name} is no scenario; see atp-sim list")),
+    };
+    out["scenario"] = json!(name);
+    out["seeds"] = json!(list);
+    Ok(out)
+}
+
+fn one_loss(percent: f64, mode: Mode, seed: u64) -> Result<(f64, Value), String> {
+    let spec = LinkSpec { loss: percent / 100.0, ..link(100 * GBIT) };
+    let mut sim = cluster(&[9], spec, spec, 4096, seed);
+    let workers: Vec<u32> = (0..8).collect();
+    sim.add_job(job(workers, 8, mode, (0, 4096), 100, 62 * 1000));
+    run(&mut sim, LIMIT)?;
+    let g = goodput(&sim, 0);
+    let totals = sim.totals();
+    let get = |n: &str| totals.get(n).copied().unwrap_or(0);
+    let detail = json!({
+        "goodput_gbit": round(g), "retransmits": get("endpoint.retransmits"), "timeouts": get("endpoint.timeouts"),
+        "needless": get("endpoint.needless_retransmits"), "cuts": get("endpoint.window_cuts"),
+        "aggregated": get("endpoint.aggregated_packets"), "by_host": get("endpoint.host_summed_packets"),
+    });
+    Ok((g, detail))
+}
+
+fn loss(seeds: &[u64]) -> Result<Value, String> {
+    let mut out = json!({});
+    for (key, mode) in [("atp", Mode::Shared), ("switchml", Mode::Reserved)] {
+        let mut relative = Map::new();
+        let mut details = Map::new();
+        let mut base = Vec::new();
+        for seed in seeds {
+            base.push(one_loss(0.0, mode, *seed)?.0);
+        }
+        let base = mean(&base);
+        for percent in ["0.001", "0.01", "0.1", "1"] {
+            let mut g = Vec::new();
+            for seed in seeds {
+                let (rate, detail) = one_loss(percent.parse().unwrap_or(0.0), mode, *seed)?;
+                g.push(rate);
+                details.insert(percent.to_owned(), detail);
+            }
+            relative.insert(percent.to_owned(), json!(round(mean(&g) / base)));
+        }
+        out[format!("{key}_relative_goodput")] = Value::Object(relative);
+        out[format!("{key}_goodput_gbit")] = json!(round(base));
+        out[format!("{key}_details")] = Value::Object(details);
+    }
+    Ok(out)
+}
+
+fn ps_bytes(racks: usize, per_rack: usize, level0_only: bool, seed: u64) -> Result<u64, String> {
+    let mut sizes = vec![per_rack; racks];
+    sizes.push(1);
+    let host = link(100 * GBIT);
+    let mut sim = cluster(&sizes, host, link(400 * GBIT), 4096, seed);
+    let n = (racks * per_rack) as u32;
+    sim.add_job(JobSpec { level0_only, ..job((0..n).collect(), n, Mode::Shared, (0, 4096), 8, 62 * 1000) });
+    run(&mut sim, LIMIT)?;
+    let down = sim.net.hosts[n as usize].down;
+    Ok(sim.net.links[down as usize].stats.bytes)
+}
+
+fn two_level(seeds: &[u64]) -> Result<Value, String> {
+    let mut by_racks = Map::new();
+    for racks in [2usize, 3, 4, 8] {
+        let mut r = Vec::new();
+        for seed in seeds {
+            let one = ps_bytes(racks, 4, true, *seed)?;
+            let two = ps_bytes(racks, 4, false, *seed)?;
+            r.push(1.0 - two as f64 / one as f64);
+        }
+        by_racks.insert(racks.to_string(), json!(round(mean(&r))));
+    }
+    Ok(json!({"ps_traffic_reduction": by_racks["3"], "ps_traffic_reduction_by_racks": by_racks}))
+}
+
+/// Three jobs of four workers that compute and communicate in turn, on `total` aggregators.
+fn three_jobs(mode: Mode, total: u32, jobs: u32, compute: Nanos, seed: u64) -> Result<f64, String> {
+    let mut sim = cluster(&[5 * jobs as usize], link(100 * GBIT), link(100 * GBIT), total, seed);
+    for j in 0..jobs {
+        let first = 5 * j;
+        let region = if mode == Mode::Reserved { (j * (total / jobs), total / jobs) } else { (0, total) };
+        let spec = job((first..first + 4).collect(), first + 4, mode, region, 30, 62 * 1000);
+        let start = u64::from(j) * compute / 2;
+        sim.add_job(JobSpec { depth: 1, compute: (compute, compute + compute / 8), start, ..spec });
+    }
+    run(&mut sim, LIMIT)?;
+    Ok(mean(&(0..jobs as usize).map(|j| goodput(&sim, j)).collect::<Vec<_>>()))
+}
+
+fn sharing(seeds: &[u64]) -> Result<Value, String> {
+    // Aggregators of the peak: the fewest with which one job alone reaches 95 % of what it reaches with plenty.
+    let alone = three_jobs(Mode::Reserved, 4096, 1, 0, seeds[0])?;
+    let mut peak = 64;
+    while peak < 4096 && three_jobs(Mode::Reserved, peak, 1, 0, seeds[0])? < 0.95 * alone {
+        peak += 32;
+    }
+    // Communication takes about as long as computation.
+    let compute = 400_000;
+    let (mut dynamic, mut fixed) = (Vec::new(), Vec::new());
+    for seed in seeds {
+        dynamic.push(three_jobs(Mode::Shared, peak, 3, compute, *seed)?);
+        fixed.push(three_jobs(Mode::Reserved, peak, 3, compute, *seed)?);
+    }
+    Ok(json!({
+        "dynamic_over_static": round(mean(&dynamic) / mean(&fixed)),
+        "dynamic_gbit": round(mean(&dynamic)), "static_gbit": round(mean(&fixed)),
+        "peak_aggregators_per_job": peak, "aggregators": peak, "share_of_peak": round(1.0 / 3.0),
+    }))
+}
+
+fn fairness(seeds: &[u64]) -> Result<Value, String> {
+    let mut gaps = Vec::new();
+    let mut indexes = Vec::new();
+    let mut rates = Vec::new();
+    for seed in seeds {
+        let mut sim = cluster(&[10], link(10 * GBIT), link(10 * GBIT), 1024, *seed);
+        for j in 0..2u32 {
+            sim.add_job(job((5 * j..5 * j + 4).collect(), 5 * j + 4, Mode::Shared, (0, 1024), 20, 62 * 1000));
+        }
+        run(&mut sim, LIMIT)?;
+        let (a, b) = (goodput(&sim, 0), goodput(&sim, 1));
+        gaps.push((a - b).abs() / a.max(b));
+
+        // A job and four flows share the link to the PS.
+        let mut sim = cluster(&[9], link(10 * GBIT), link(10 * GBIT), 1024, *seed);
+        sim.add_job(job((0..4).collect(), 4, Mode::Shared, (0, 1024), 4000, 6200));
+        for f in 0..4 {
+            sim.add_flow(Flow::new(5 + f, 4, 100_000, LIMIT));
+        }
+        let end = 100 * MS;
+        run(&mut sim, end)?;
+        let mut r = vec![goodput(&sim, 0) * (HEADER_BYTES + 42 + 248) as f64 / 248.0];
+        r.extend(sim.flows.iter().map(|f| f.delivered as f64 * 8.0 / end as f64 * 1514.0 / 1472.0));
+        indexes.push(jain(&r));
+        rates.push(r.iter().map(|v| round(*v)).collect::<Vec<_>>());
+    }
+    Ok(json!({"jain": round(mean(&indexes)), "rates_gbit": rates, "two_jobs_gap": round(mean(&gaps))}))
+}
+
+fn scale(seed: u64) -> Result<Value, String> {
+    let mut sizes = vec![32usize; 32];
+    sizes.push(1);
+    let mut sim = cluster(&sizes, link(100 * GBIT), link(400 * GBIT), 4096, seed);
+    let spec = job((0..1024).collect(), 1024, Mode::Shared, (0, 4096), 2, 62 * 400);
+    sim.add_job(JobSpec { slots: 512, max_window: 512, ..spec });
+    let started = std::time::Instant::now();
+    run(&mut sim, LIMIT)?;
+    let seconds = started.elapsed().as_secs_f64();
+    Ok(json!({
+        "workers": 1024, "goodput_gbit": round(goodput(&sim, 0)), "packets": sim.net.hops, "seconds": round(seconds),
+        "packets_per_second": (sim.net.hops as f64 / seconds).round(),
+    }))
+}

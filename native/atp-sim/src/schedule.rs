@@ -63,7 +63,7 @@ pub fn build(seed: u64) -> Outcome {
     let large = rng.chance(0.004);
     let racks: Vec<usize> = if large {
         let per_rack = rng.range(2, 6) as usize;
-        vec![per_rack; rng.range(24, 33) as usize]
+        vec![per_rack; rng.range(24, 32) as usize]
     } else if rng.chance(0.45) {
         vec![rng.range(2, 14) as usize]
     } else {

@@ -60,8 +60,13 @@ impl Tracer {
         self.write(true, format!("\n{:>14.6} ms  # {text}", now as f64 * 1e-6).as_bytes());
     }
 
-    pub fn absorbed(&mut self, _now: Nanos, tor: u32) {
-        self.write(true, format!(" -> stays in tor{tor}").as_bytes());
+    /// A switch lets nothing out: summed, or dropped.
+    pub fn keeps(&mut self, now: Nanos, tor: u32, data: &[u8]) {
+        if self.text.is_some() {
+            let tor = format!("tor{tor}");
+            let line = format!("\n{:>14.6} ms  {tor:>6} keeps  {}", now as f64 * 1e-6, describe(data));
+            self.write(true, line.as_bytes());
+        }
     }
 
     /// A packet is about to go over a link.
