@@ -15,11 +15,9 @@ from pathlib import Path
 from atp_api.service import log as logs
 
 from . import __version__
-from .dataplane import PROFILES
+from .dataplane import ENV_LIBRARY, ENV_OBJECT_DIR, PROFILES
 from .errors import DataplaneError
 
-ENV_LIBRARY = "ATP_SWITCH_LIBRARY"
-ENV_OBJECT_DIR = "ATP_SWITCH_OBJECT_DIR"
 ATP_PORT = 10800
 
 log = logging.getLogger("atp_softswitch")

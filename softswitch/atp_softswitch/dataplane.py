@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+ENV_LIBRARY = "ATP_SWITCH_LIBRARY"
+ENV_OBJECT_DIR = "ATP_SWITCH_OBJECT_DIR"
+
 PROFILES = (62, 350, 870)
 REGIONS_MAX = 4
 GROUP_MAX = 1023

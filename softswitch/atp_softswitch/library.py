@@ -13,8 +13,7 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_uint8, c_uint16, c_uint32,
 from pathlib import Path
 from typing import Any
 
-from .cli import ENV_LIBRARY, ENV_OBJECT_DIR
-from .dataplane import REGIONS_MAX, AggregatorState, JobConfig, Replica
+from .dataplane import ENV_LIBRARY, ENV_OBJECT_DIR, REGIONS_MAX, AggregatorState, JobConfig, Replica
 from .errors import DataplaneError
 
 _COUNTERS_MAX = 64
