@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 ATP_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/atp
 export ATP_CACHE
 
-.PHONY: help setup prereqs venv native softswitch transport proto demo clean-demo test test-unit test-cluster lint format \
+.PHONY: help setup prereqs prereqs-tests venv native softswitch transport proto demo clean-demo test test-unit test-cluster lint format \
 	bench-quick images cluster-up cluster-down lock clean
 
 help: ## List the targets
@@ -56,7 +56,10 @@ cluster-up: ## Start the local cluster only
 cluster-down: ## Stop the local cluster
 	@$(PYTHON) hack/atp-cluster down
 
-test: setup lint test-unit test-cluster ## Every check and test
+prereqs-tests: ## The same, with what only the tests need
+	@$(PYTHON) hack/atp-cluster prereqs --tests --install
+
+test: prereqs-tests setup lint test-unit test-cluster ## Every check and test
 
 test-unit: ## Unit, property, conformance and integration tests, in Rust and Python
 	@cd native && cargo test --quiet --release

@@ -21,6 +21,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     command = commands.add_parser("prereqs", help="name everything that is missing on this machine")
     command.add_argument("--install", action="store_true", help="install the missing Debian packages")
+    command.add_argument("--tests", action="store_true", help="also what only the tests need")
     commands.add_parser("build", help="build the cluster's binaries (about ten minutes, once)")
     commands.add_parser("up", help="start or repair the cluster and wait until it works")
     command = commands.add_parser("down", help="stop the cluster and put the host back as it was")
@@ -79,9 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace, paths: Paths) -> int:
     match args.command:
         case "prereqs":
-            missing = prereqs.find_missing()
+            packages = (*prereqs.APT, *prereqs.APT_TESTS) if args.tests else prereqs.APT
+            missing = prereqs.find_missing(packages)
             if args.install:
-                missing = prereqs.install(missing)
+                missing = prereqs.install(missing, packages)
             print(prereqs.report(missing, root=os.getuid() == 0))
             return 1 if missing else 0
         case "build":

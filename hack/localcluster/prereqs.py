@@ -76,6 +76,18 @@ APT: tuple[AptPackage, ...] = (
     AptPackage("git", ("git",), "this checkout"),
 )
 
+# What only the tests need.
+APT_TESTS: tuple[AptPackage, ...] = (
+    AptPackage(
+        "python3-torch", ("/usr/lib/python3/dist-packages/torch/__init__.py",), "tests of the client, old torch"
+    ),
+    AptPackage("python3-sklearn", ("/usr/lib/python3/dist-packages/sklearn/__init__.py",), "tests of the client"),
+    AptPackage("spin", ("spin",), "the protocol's model"),
+    AptPackage(
+        "libclang-rt-14-dev", ("/usr/lib/llvm-14/lib/clang/14.0.6/lib/linux/libclang_rt.fuzzer-x86_64.a",), "fuzzing"
+    ),
+)
+
 TOOLCHAINS: tuple[Toolchain, ...] = (
     Toolchain(
         "Go",
@@ -163,8 +175,8 @@ def report(missing: Sequence[Missing], root: bool) -> str:
     return "\n".join(lines)
 
 
-def install(missing: Sequence[Missing]) -> list[Missing]:
-    """Installs the apt packages among `missing`; returns what is still missing afterwards."""
+def install(missing: Sequence[Missing], apt: Sequence[AptPackage] = APT) -> list[Missing]:
+    """Installs the apt packages among `missing`; returns what of `apt` is still missing afterwards."""
     packages = [item.apt for item in missing if item.apt]
     if packages:
         root = os.getuid() == 0
@@ -172,4 +184,4 @@ def install(missing: Sequence[Missing]) -> list[Missing]:
         for argv in (update if root else ["sudo", *update], apt_command(packages, root)):
             if subprocess.run(argv).returncode != 0:
                 raise ClusterError(f"this command failed, see its output above: {' '.join(argv)}")
-    return find_missing()
+    return find_missing(apt)
