@@ -96,6 +96,9 @@ pub struct Rtt {
     variation: f64,
     /// Smallest sample of the epoch: what the path takes. Later ones may all hold a wait for somebody.
     minimum: Option<Nanos>,
+    /// Smallest of the current run of samples, and of the `RECENT` samples before it.
+    recent: [Nanos; 2],
+    recent_count: u32,
     min_rto: Nanos,
     max_rto: Nanos,
     pub histogram: [u64; RTT_BUCKETS],
@@ -104,11 +107,61 @@ pub struct Rtt {
 
 /// Largest first timeout, in smallest round trips.
 const PATIENCE: Nanos = 16;
+/// Samples that `Rtt::queues` looks at, at least.
+const RECENT: u32 = 16;
+/// Differences of round trips up to here are no queue.
+const QUEUE_SLACK: Nanos = 30_000;
+
+/// Tells a loss by congestion from a loss by chance. One lost packet stops the ACK of its sequence at all workers, so a
+/// link that loses 0.1 % of its packets makes about 2 % of the ACKs of eight workers late: halving at each of them would
+/// leave a window of ten packets (Mathis et al., CCR '97). Switches mark before they drop, so marks decide.
+#[derive(Clone, Debug, Default)]
+pub struct LossJudge {
+    marked_at: Option<Nanos>,
+    acks: u64,
+    losses: u64,
+}
+
+/// Losses that say nothing by their share.
+const FEW_LOSSES: u64 = 8;
+
+impl LossJudge {
+    pub fn on_mark(&mut self, now: Nanos) {
+        self.marked_at = Some(now);
+    }
+
+    pub fn on_ack(&mut self, window: u64) {
+        self.acks += 1;
+        if self.acks + self.losses > window {
+            self.acks /= 2;
+            self.losses /= 2;
+        }
+    }
+
+    /// A packet counts as lost: is that congestion? Yes when a mark came within `recent`; where no mark was ever seen,
+    /// perhaps because nobody marks, when a queue stands; and when more packets are lost than arrive.
+    #[must_use]
+    pub fn on_loss(&mut self, queues: bool, recent: Nanos, now: Nanos) -> bool {
+        self.losses += 1;
+        let marked = self.marked_at.map_or(queues, |at| now <= at + recent);
+        marked || self.losses > FEW_LOSSES + self.acks
+    }
+}
 
 impl Rtt {
     #[must_use]
     pub fn new(min_rto: Nanos, max_rto: Nanos) -> Self {
-        Self { smoothed: None, variation: 0.0, minimum: None, min_rto, max_rto, histogram: [0; RTT_BUCKETS], sum: 0.0 }
+        Self {
+            smoothed: None,
+            variation: 0.0,
+            minimum: None,
+            recent: [Nanos::MAX; 2],
+            recent_count: 0,
+            min_rto,
+            max_rto,
+            histogram: [0; RTT_BUCKETS],
+            sum: 0.0,
+        }
     }
 
     pub fn sample(&mut self, rtt: Nanos) {
@@ -118,6 +171,12 @@ impl Rtt {
         let r = rtt as f64;
         self.sum += r * 1e-9;
         self.bound(rtt);
+        if self.recent_count == RECENT {
+            self.recent = [Nanos::MAX, self.recent[0]];
+            self.recent_count = 0;
+        }
+        self.recent_count += 1;
+        self.recent[0] = self.recent[0].min(rtt);
         match self.smoothed {
             None => {
                 self.smoothed = Some(r);
@@ -128,6 +187,14 @@ impl Rtt {
                 self.smoothed = Some(s + (r - s) / 8.0);
             }
         }
+    }
+
+    /// Even the fastest of the last round trips took much longer than the path does: a queue stands somewhere. The wait
+    /// for some worker makes single round trips long, not all.
+    #[must_use]
+    pub fn queues(&self) -> bool {
+        let recent = self.recent[0].min(self.recent[1]);
+        recent != Nanos::MAX && self.minimum.is_some_and(|m| recent > m + (m / 2).max(QUEUE_SLACK))
     }
 
     /// The path takes at most `rtt`: a notice came so soon after the packet that caused it.
@@ -172,13 +239,15 @@ pub struct Reordering {
     threshold: u64,
     max: u64,
     calm: u64,
+    /// Only what was sent after the last rise may raise the threshold again.
+    raised_at: Option<Nanos>,
 }
 
 impl Reordering {
     #[must_use]
     pub fn new(max_window: u32) -> Self {
         let floor = u64::from(OUT_OF_ORDER_ACKS);
-        Self { threshold: floor, max: (u64::from(max_window) / 2).max(floor), calm: 0 }
+        Self { threshold: floor, max: (u64::from(max_window) / 2).max(floor), calm: 0, raised_at: None }
     }
 
     #[must_use]
@@ -186,8 +255,19 @@ impl Reordering {
         self.threshold
     }
 
-    /// The ACK of the original came after all.
-    pub fn on_needless_resend(&mut self) {
+    /// The threshold in force with this window: half a round trip's ACKs at most, so that losses are found by ACKs and
+    /// not by time-outs.
+    #[must_use]
+    pub fn effective(&self, window: u64) -> u64 {
+        self.threshold.min((window / 2).max(u64::from(OUT_OF_ORDER_ACKS)))
+    }
+
+    /// The ACK of the original came after all; it was resent at `sent_at`. One step per round trip, as RFC 8985 has it.
+    pub fn on_needless_resend(&mut self, sent_at: Nanos, now: Nanos) {
+        if self.raised_at.is_some_and(|raised| sent_at <= raised) {
+            return;
+        }
+        self.raised_at = Some(now);
         self.threshold = (self.threshold * 2).min(self.max);
         self.calm = 0;
     }
@@ -262,16 +342,48 @@ mod tests {
     #[test]
     fn threshold_adapts_and_returns() {
         let mut r = Reordering::new(1024);
-        r.on_needless_resend();
-        r.on_needless_resend();
+        r.on_needless_resend(10, 20);
+        r.on_needless_resend(15, 21);
+        assert_eq!(r.threshold(), 6, "sent before the last rise");
+        r.on_needless_resend(25, 30);
         assert_eq!(r.threshold(), 12);
+        assert_eq!((r.effective(100), r.effective(10), r.effective(2)), (12, 5, 3));
         for _ in 0..3 * 16 * 10 + 3 {
             r.on_ack(10);
         }
         assert_eq!(r.threshold(), 3);
-        for _ in 0..40 {
-            r.on_needless_resend();
+        for t in 40..80 {
+            r.on_needless_resend(t, t);
         }
         assert_eq!(r.threshold(), 512);
+    }
+
+    #[test]
+    fn a_loss_by_chance_is_no_congestion() {
+        let mut j = LossJudge::default();
+        for _ in 0..100 {
+            (0..20).for_each(|_| j.on_ack(200));
+            assert!(!j.on_loss(false, 1000, 5));
+        }
+        assert!(j.on_loss(true, 1000, 5), "nobody marks, and a queue stands");
+        j.on_mark(10_000);
+        assert!(j.on_loss(false, 1000, 10_500), "a mark came just before");
+        assert!(!j.on_loss(true, 1000, 12_000), "marks are known to come when it is congestion");
+        let lost = (0..300).filter(|_| j.on_loss(false, 1000, 12_000)).count();
+        assert!(lost > 0, "more is lost than arrives");
+    }
+
+    #[test]
+    fn a_standing_queue_shows_in_the_fastest_round_trips() {
+        let mut r = Rtt::new(4_000_000, 1_000_000_000);
+        for i in 0..100 {
+            // A straggler makes most round trips long, not all.
+            r.sample(if i % 4 == 0 { 20_000 } else { 5_000_000 });
+            assert!(!r.queues());
+        }
+        (0..2 * RECENT).for_each(|_| r.sample(80_000));
+        assert!(r.queues());
+        (0..2 * RECENT).for_each(|_| r.sample(25_000));
+        assert!(!r.queues());
     }
 }

@@ -20,13 +20,15 @@ const NUDGE_WAIT: Nanos = 1_000_000;
 const NUDGE_WAIT_MAX: Nanos = 200_000_000;
 /// One sequence is answered to the group again at most this often.
 const GROUP_REPEAT: Nanos = 500_000;
-/// Group ACKs that others than the representative had to ask for again, before the group path counts as broken.
-const GROUP_SUSPICION: u32 = 8;
+/// Group ACKs in a row that others than the representative had to ask for again, before the group path counts as broken,
+/// and the least time between the first and the last of these questions.
+const GROUP_SUSPICION: u32 = 16;
+const GROUP_SUSPICION_TIME: Nanos = 3_000_000;
 /// How long ACKs go to each worker before the group path is tried again; doubled at each failure.
 const GROUP_RETRY: Nanos = 1_000_000_000;
 const GROUP_RETRY_MAX: Nanos = 64_000_000_000;
 /// Sequences that try the group path, and how long nobody may ask for one of them again.
-const GROUP_PROBES: u32 = 4;
+const GROUP_PROBES: u32 = 8;
 const GROUP_PROBE_TIME: Nanos = 200_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,8 +76,8 @@ struct Entry {
     new_index: Option<u16>,
     /// Went to the group, so that others than the representative depend on a switch.
     to_group: bool,
-    /// Somebody else than the representative asked again.
-    asked_again: bool,
+    /// When somebody else than the representative first asked again.
+    asked_at: Option<Nanos>,
     repeated_at: Option<Nanos>,
     /// Missing ranks are told again from this time on, and the wait after that.
     nudge_at: Nanos,
@@ -97,7 +99,7 @@ impl Entry {
             index: None,
             new_index: None,
             to_group: false,
-            asked_again: false,
+            asked_at: None,
             repeated_at: None,
             nudge_at: 0,
             nudge_wait: NUDGE_WAIT,
@@ -143,6 +145,8 @@ enum GroupPath {
     /// `left` more sequences go to the group alone; then, until `until`, each worker gets its ACK as in `Down`.
     Probing {
         left: u32,
+        /// Probes that somebody asked for again; losses alone do so to some.
+        asked: u32,
         until: Nanos,
         wait: Nanos,
     },
@@ -165,8 +169,6 @@ pub struct ParameterServer {
     queue: VecDeque<(What, To, u64)>,
     spare: Vec<Vec<i32>>,
     group: GroupPath,
-    group_sent: u32,
-    group_asked: u32,
     counters: Counters,
 }
 
@@ -194,8 +196,6 @@ impl ParameterServer {
             queue: VecDeque::new(),
             spare: Vec::new(),
             group: GroupPath::Up,
-            group_sent: 0,
-            group_asked: 0,
             counters: Counters::default(),
             config,
         })
@@ -348,17 +348,10 @@ impl ParameterServer {
         if let GroupPath::Down { until, wait } = self.group
             && now >= until
         {
-            self.group = GroupPath::Probing { left: GROUP_PROBES, until: 0, wait };
+            self.group = GroupPath::Probing { left: GROUP_PROBES, asked: 0, until: 0, wait };
         }
         match &mut self.group {
-            GroupPath::Up => {
-                self.group_sent += 1;
-                if self.group_sent >= 64 {
-                    self.group_sent /= 2;
-                    self.group_asked /= 2;
-                }
-                To::Group
-            }
+            GroupPath::Up => To::Group,
             GroupPath::Down { .. } => To::Each(0),
             GroupPath::Probing { left, until, .. } => {
                 if *left > 0 {
@@ -367,14 +360,29 @@ impl ParameterServer {
                     To::Group
                 } else if now >= *until {
                     self.group = GroupPath::Up;
-                    self.group_sent = 1;
-                    self.group_asked = 0;
                     To::Group
                 } else {
                     To::Each(0)
                 }
             }
         }
+    }
+
+    /// Somebody asked again for every one of the last group ACKs up to `seq`, and not all at once. Losses hit some
+    /// sequences, or many in a burst; a switch that does not replicate misses all, and time-outs tell it one by one.
+    fn group_seems_broken(&self, seq: u64, now: Nanos) -> bool {
+        let mask = self.ring.len() as u64 - 1;
+        let mut first = now;
+        for i in 0..u64::from(self.config.slots) {
+            let Some(s) = seq.checked_sub(i * self.config.servers.len() as u64) else { return false };
+            let entry = &self.ring[(s & mask) as usize];
+            let Some(at) = entry.asked_at.filter(|_| entry.seq == s) else { return false };
+            first = first.min(at);
+            if i + 1 >= u64::from(GROUP_SUSPICION) && now >= first + GROUP_SUSPICION_TIME {
+                return true;
+            }
+        }
+        false
     }
 
     /// Somebody asked again for a sequence that went to the group.
@@ -384,19 +392,24 @@ impl ParameterServer {
             return;
         }
         let entry = self.entry(seq);
-        if !entry.to_group || entry.asked_again {
+        if !entry.to_group || entry.asked_at.is_some() {
             return;
         }
-        entry.asked_again = true;
-        let wait = match self.group {
+        entry.asked_at = Some(now);
+        let wait = match &mut self.group {
             GroupPath::Up => {
-                self.group_asked += 1;
-                if self.group_asked < GROUP_SUSPICION || 2 * self.group_asked < self.group_sent {
+                if !self.group_seems_broken(seq, now) {
                     return;
                 }
                 GROUP_RETRY
             }
-            GroupPath::Probing { wait, .. } => (2 * wait).min(GROUP_RETRY_MAX),
+            GroupPath::Probing { asked, wait, .. } => {
+                *asked += 1;
+                if 2 * *asked <= GROUP_PROBES {
+                    return;
+                }
+                (2 * *wait).min(GROUP_RETRY_MAX)
+            }
             GroupPath::Down { .. } => return,
         };
         self.counters.group_fallbacks += 1;

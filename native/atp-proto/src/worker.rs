@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddrV4;
 
 use crate::config::{Config, ConfigError, Mode, Role, WorkerEntry};
-use crate::congestion::{Reordering, Rtt, Window};
+use crate::congestion::{LossJudge, Reordering, Rtt, Window};
 use crate::coverage::Topology;
 use crate::fixed::{self, Dtype, RAW_INT32, RAW_NOTICE};
 use crate::index::IndexTable;
@@ -147,6 +147,7 @@ pub struct Worker {
     window: Window,
     rtt: Rtt,
     reordering: Reordering,
+    judge: LossJudge,
     /// Acknowledged sequences that were sent more than once, and whether newer ACKs were the cause.
     resent: VecDeque<(u64, bool)>,
     /// Sequence of the last timeout.
@@ -213,6 +214,7 @@ impl Worker {
             window: Window::new(config.initial_window.min(max_window), max_window),
             rtt: Rtt::new(config.min_rto, config.max_rto),
             reordering: Reordering::new(max_window),
+            judge: LossJudge::default(),
             resent: VecDeque::new(),
             timed_out: 0,
             relay_misses: 0,
@@ -444,7 +446,8 @@ impl Worker {
     fn mark_fast(&mut self, seq: u64, now: Nanos) {
         if let Some(sent_at) = self.mark_lost(seq, true) {
             self.counters.fast_retransmits += 1;
-            if self.window.on_congestion(sent_at, now) {
+            let congested = self.judge.on_loss(self.rtt.queues(), self.rtt.reordering_window(), now);
+            if congested && self.window.on_congestion(sent_at, now) {
                 self.counters.window_cuts += 1;
             }
         }
@@ -456,7 +459,7 @@ impl Worker {
         while let Some(&(tx, seq)) = self.sent.front() {
             let flight = *self.flight(seq);
             if flight.seq == seq && flight.tx == tx && flight.state == State::InFlight && !flight.lost {
-                if self.passed < self.reordering.threshold() {
+                if self.passed < self.reordering.effective(self.window.packets()) {
                     break;
                 }
                 self.mark_fast(seq, now);
@@ -491,7 +494,7 @@ impl Worker {
         }
         if needless {
             self.counters.needless_retransmits += u64::from(!flight.lost);
-            self.reordering.on_needless_resend();
+            self.reordering.on_needless_resend(flight.sent_at, now);
         } else {
             self.reordering.on_ack(self.window.packets());
         }
@@ -503,7 +506,9 @@ impl Worker {
         } else if seq > self.timed_out + self.span {
             self.window.on_progress();
         }
+        self.judge.on_ack(self.window.packets());
         if ecn {
+            self.judge.on_mark(now);
             self.counters.ecn_marks += 1;
             if self.window.on_congestion(flight.sent_at, now) {
                 self.counters.window_cuts += 1;
@@ -841,14 +846,13 @@ impl Worker {
         }
     }
 
-    /// A result came twice: if the packet was sent twice, the resend was needless.
+    /// A result came twice: if the packet was sent twice, the resend was needless. That says nothing about reordering: one
+    /// lost packet makes all workers resend the sequence, and all but one needlessly.
     fn on_second_answer(&mut self, seq: u64) {
         let Some(i) = self.resent.iter().position(|r| r.0 == seq) else { return };
         if let Some((_, fast)) = self.resent.remove(i) {
             self.counters.needless_retransmits += 1;
-            if fast {
-                self.reordering.on_needless_resend();
-            } else {
+            if !fast {
                 self.window.undo_timeouts();
             }
         }
@@ -889,8 +893,10 @@ impl Worker {
         let op = self.ops.iter().find(|op| op.remaining > 0).map_or(0, |op| op.descriptor.op);
         let seconds = self.config.stall_timeout as f64 * 1e-9;
         let server = self.server(self.base);
+        // A server that has died since its last notice is silent for most of the time: resends ask it at least every
+        // `max_rto`, or after half of the time so far.
         let recent = self.notice.as_ref().filter(|n| {
-            n.seq >= self.base && n.seq < self.next_seq && now.saturating_sub(n.at) <= self.config.stall_timeout
+            n.seq >= self.base && n.seq < self.next_seq && now.saturating_sub(n.at) <= self.config.stall_timeout / 5 * 3
         });
         let why = match recent {
             None => format!("the parameter server {server} does not answer"),

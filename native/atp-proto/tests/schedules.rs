@@ -366,3 +366,23 @@ fn thirty_two_racks_of_thirty_two_workers() {
     let c = net.server.snapshot().counters;
     assert_eq!((c.host_summed_packets, c.aggregated_packets), (0, 52 * 1024), "{c:?}");
 }
+
+/// The parameter server dies after it has said whom it waits for: at the end the error must blame the server.
+#[test]
+fn a_server_that_died_is_not_mistaken_for_a_silent_rank() {
+    let mut config = config(&[3], 0, Mode::Shared);
+    config.stall_timeout = 3 * SECOND;
+    let data = some_data(&mut Rng::new(8), 3, 100, false);
+    let mut net = Network::new(config, Faults::default(), 1);
+    net.dead[1] = true;
+    for rank in [0, 2] {
+        net.submit(rank, submission(&data, rank, 0));
+    }
+    // Long enough for some notices about rank 1.
+    net.run(1, 400_000_000);
+    assert!(net.workers[0].snapshot().counters.notices > 0);
+    net.faults.loss = 1.0;
+    assert!(net.run(1, 10 * SECOND));
+    let error = net.results[0][&0].as_ref().expect_err("nobody answers");
+    assert!(error.contains("10.9.0.9:10800 does not answer"), "{error}");
+}

@@ -481,7 +481,8 @@ impl Sim {
         {
             tr.keeps(now, t, self.net.data(id));
         }
-        let replicated = flags & 3 == 2;
+        // An ACK with edge=1 is for one worker.
+        let replicated = flags & 0x23 == 2;
         let last = emits.len().wrapping_sub(1);
         for (i, e) in emits.iter().enumerate() {
             let copy = if i == last { id } else { self.net.copy(id) };
@@ -969,7 +970,13 @@ impl Sim {
         }
         for index in 0..spec.workers.len() + spec.servers.len() {
             let skew = match self.tidy {
-                true => if index < spec.workers.len() { 2_000 } else { 1_000 },
+                true => {
+                    if index < spec.workers.len() {
+                        2_000
+                    } else {
+                        1_000
+                    }
+                }
                 false => self.net.rng.below(300_000),
             };
             self.at(now + skew, Action::StartEndpoint { job, epoch, index: index as u16 });
