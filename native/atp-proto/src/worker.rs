@@ -893,12 +893,10 @@ impl Worker {
         let op = self.ops.iter().find(|op| op.remaining > 0).map_or(0, |op| op.descriptor.op);
         let seconds = self.config.stall_timeout as f64 * 1e-9;
         let server = self.server(self.base);
-        // A server that has died since its last notice is silent for most of the time: resends ask it at least every
-        // `max_rto`, or after half of the time so far.
-        let recent = self.notice.as_ref().filter(|n| {
-            n.seq >= self.base && n.seq < self.next_seq && now.saturating_sub(n.at) <= self.config.stall_timeout / 5 * 3
+        let known = self.notice.as_ref().filter(|n| {
+            n.seq >= self.base && n.seq < self.next_seq && now.saturating_sub(n.at) <= self.config.stall_timeout
         });
-        let why = match recent {
+        let why = match known {
             None => format!("the parameter server {server} does not answer"),
             Some(n) => {
                 let mut names: Vec<String> = n
@@ -913,7 +911,18 @@ impl Worker {
                 if n.count as usize > names.len() {
                     names.push(format!("{} more", n.count as usize - names.len()));
                 }
-                format!("the parameter server still waits for the gradient of {}", names.join(", "))
+                let names = names.join(", ");
+                let age = now.saturating_sub(n.at);
+                // Resends ask at least every `max_rto`, or after half of the time so far: a server that said nothing for
+                // most of the time may have died since, or the answers were lost.
+                if age <= self.config.stall_timeout / 5 * 3 {
+                    format!("the parameter server still waits for the gradient of {names}")
+                } else {
+                    let age = age as f64 * 1e-9;
+                    format!(
+                        "the parameter server {server} does not answer; {age:.1} s ago it waited for the gradient of {names}"
+                    )
+                }
             }
         };
         format!(
