@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prometheus metrics of the sidecar, from the transport's snapshots (text exposition format 0.0.4)."""
+"""Prometheus metrics of the sidecar, from the transport's snapshots."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import CollectorRegistry
+
 from atp_sidecar.assignment import Assignment
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+__all__ = ["CONTENT_TYPE", "SidecarMetrics"]
 
 # Metric, key in the transport's snapshot, help.
 _COUNTERS = (
@@ -55,19 +60,19 @@ _GAUGES = (
 _CUMULATIVE = tuple(key for _, key, _ in _COUNTERS) + tuple(f"rejected_{reason}" for reason in _REJECTIONS)
 
 
-def escape(value: str) -> str:
-    """A label value as the exposition format wants it."""
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+class _Families:
+    """A collector of families that were made for one scrape."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
 
 
-def _labels(labels: Mapping[str, str]) -> str:
-    return "{" + ",".join(f'{name}="{escape(value)}"' for name, value in labels.items()) + "}"
-
-
-def _number(value: Any) -> str:
-    if value is None:
-        return "NaN"
-    return repr(float(value)) if isinstance(value, float) and not value.is_integer() else str(int(value))
+def _value(snapshot: Mapping[str, Any], key: str) -> float:
+    value = snapshot.get(key, 0)
+    return float("nan") if value is None else float(value)
 
 
 @dataclass
@@ -99,49 +104,51 @@ class SidecarMetrics:
             snapshot: the transport's metrics; empty while the gate is closed.
             gate_open: value of atp_gate_open.
         """
-        labels = {
-            "job": assignment.job if assignment else "",
-            "role": role,
-            "rank": str(assignment.rank) if assignment else "",
-        }
-        own = _labels(labels)
-        lines: list[str] = []
-
-        def metric(name: str, kind: str, text: str, samples: list[tuple[str, str]]) -> None:
-            lines.append(f"# HELP {name} {text}")
-            lines.append(f"# TYPE {name} {kind}")
-            lines.extend(f"{name}{at} {value}" for at, value in samples)
-
+        job = assignment.job if assignment else ""
+        own = {"job": job, "role": role, "rank": str(assignment.rank) if assignment else ""}
         totals = self.total(snapshot)
+        families: list[Metric] = []
+
+        def add(
+            metric: CounterMetricFamily | GaugeMetricFamily, samples: Iterable[tuple[Mapping[str, str], float]]
+        ) -> None:
+            for extra, value in samples:
+                metric.add_metric([*own.values(), *extra.values()], value)
+            families.append(metric)
+
         for name, key, text in _COUNTERS:
-            metric(name, "counter", text, [(own, _number(totals[key]))])
-        metric(
-            "atp_rejected_packets_total",
-            "counter",
-            "Packets dropped by reason: stranger (not from this job), job (foreign job ID), length, sequence.",
-            [(_labels({**labels, "reason": reason}), _number(totals[f"rejected_{reason}"])) for reason in _REJECTIONS],
+            add(CounterMetricFamily(name, text, labels=list(own)), [({}, totals[key])])
+        add(
+            CounterMetricFamily(
+                "atp_rejected_packets_total",
+                "Packets dropped by reason: stranger (not from this job), job (foreign job ID), length, sequence.",
+                labels=[*own, "reason"],
+            ),
+            [({"reason": reason}, totals[f"rejected_{reason}"]) for reason in _REJECTIONS],
         )
         results = {"ok": 0, **self.operations}
-        metric(
-            "atp_operations_total",
-            "counter",
-            "Finished collective operations by result: ok or the error's code.",
-            [(_labels({**labels, "result": result}), str(count)) for result, count in sorted(results.items())],
+        add(
+            CounterMetricFamily(
+                "atp_operations_total",
+                "Finished collective operations by result: ok or the error's code.",
+                labels=[*own, "result"],
+            ),
+            [({"result": result}, count) for result, count in sorted(results.items())],
         )
         for name, key, text in _GAUGES:
-            metric(name, "gauge", text, [(own, _number(totals.get(key, 0)))])
-        metric(
-            "atp_gate_open",
-            "gauge",
-            "1 while this pod has a valid assignment and its transport is up.",
-            [(own, "1" if gate_open else "0")],
+            add(GaugeMetricFamily(name, text, labels=list(own)), [({}, _value(totals, key))])
+        add(
+            GaugeMetricFamily(
+                "atp_gate_open", "1 while this pod has a valid assignment and its transport is up.", labels=list(own)
+            ),
+            [({}, float(gate_open))],
         )
         if assignment is not None:
-            info = {
-                **labels,
-                "mode": assignment.mode,
-                "epoch": str(assignment.epoch),
-                "job_id": str(assignment.job_id),
-            }
-            metric("atp_job_info", "gauge", "What this pod's assignment says.", [(_labels(info), "1")])
-        return "\n".join(lines) + "\n"
+            info = {"mode": assignment.mode, "epoch": str(assignment.epoch), "job_id": str(assignment.job_id)}
+            add(
+                GaugeMetricFamily("atp_job_info", "What this pod's assignment says.", labels=[*own, *info]),
+                [(info, 1.0)],
+            )
+        registry = CollectorRegistry()
+        registry.register(_Families(families))
+        return generate_latest(registry).decode()

@@ -3,12 +3,11 @@
 
 import json
 
-import pytest
 from atp_harness import assignment
 from prometheus_client.parser import text_string_to_metric_families
 
 from atp_sidecar.assignment import parse_assignment
-from atp_sidecar.metrics import SidecarMetrics, escape
+from atp_sidecar.metrics import SidecarMetrics
 
 PLACE = parse_assignment(json.dumps(assignment(["10.0.0.1", "10.0.0.9"])), "worker")
 COUNTERS = {
@@ -57,9 +56,3 @@ def test_counters_never_fall_when_the_epoch_changes() -> None:
     metrics.retire({"retransmits": 5, "rejected_job": 2, "window": 9})
     total = metrics.total({"retransmits": 1, "window": 3})
     assert (total["retransmits"], total["rejected_job"], total["window"]) == (6, 2, 3)
-
-
-@pytest.mark.parametrize("value", ['quote"', "back\\slash", "line\nend"])
-def test_label_values_survive(value: str) -> None:
-    family = next(iter(text_string_to_metric_families(f'# TYPE a gauge\na{{b="{escape(value)}"}} 1\n')))
-    assert family.samples[0].labels == {"b": value}
