@@ -368,6 +368,9 @@ static int set_port_rate(struct atp_switch *sw, uint32_t port, uint64_t bits_per
                 queue = &sw->tables.queues[i];
         if (queue == NULL)
             return -ENOSPC;
+        /* A slot in use again: what waited in it before does not wait for this port. */
+        if (queue->port != port)
+            store64(&queue->busy_until_ns, 0);
         store64(&queue->threshold_ns, (uint64_t)threshold_bytes * ns_per_kib >> 10);
         store32(&queue->ns_per_kib, (uint32_t)ns_per_kib);
         store32(&queue->port, port);
