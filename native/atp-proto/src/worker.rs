@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddrV4;
 
-use crate::config::{Comparison, Config, ConfigError, Mode, Role, WorkerEntry};
+use crate::config::{Config, ConfigError, Mode, Role, WorkerEntry};
 use crate::congestion::{LossJudge, Reordering, Rtt, Window};
 use crate::coverage::Topology;
 use crate::fixed::{self, Dtype, RAW_INT32, RAW_NOTICE};
@@ -145,8 +145,6 @@ pub struct Worker {
     /// Resends that the window does not hold back.
     forced: u32,
     window: Window,
-    /// For comparisons: a time-out per packet finds losses, nothing else does.
-    timeouts_only: bool,
     rtt: Rtt,
     reordering: Reordering,
     judge: LossJudge,
@@ -175,14 +173,6 @@ impl Worker {
     /// # Errors
     /// When the assignment is that of a parameter server.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
-        Self::compared(config, Comparison::default())
-    }
-
-    /// The same with what a comparison changes.
-    ///
-    /// # Errors
-    /// When the assignment is that of a parameter server.
-    pub fn compared(config: Config, comparison: Comparison) -> Result<Self, ConfigError> {
         if config.role != Role::Worker {
             return Err(ConfigError("role is parameterServer, a Worker needs role worker".into()));
         }
@@ -192,7 +182,7 @@ impl Worker {
         } else {
             Topology::new(&config).fan_in(me.rack)
         };
-        let table = if comparison.linear_index { IndexTable::linear(&config) } else { IndexTable::new(&config) };
+        let table = IndexTable::new(&config);
         // A reserved region is never shared: with more packets in flight than aggregators the job would collide with itself.
         let max_window = if config.mode == Mode::Reserved {
             config.max_window.min(u32::try_from(table.pool_size()).unwrap_or(u32::MAX))
@@ -221,12 +211,7 @@ impl Worker {
             lag: None,
             resend: VecDeque::new(),
             forced: 0,
-            window: if comparison.no_congestion_control {
-                Window::fixed(max_window)
-            } else {
-                Window::new(config.initial_window.min(max_window), max_window)
-            },
-            timeouts_only: comparison.timeouts_only,
+            window: Window::new(config.initial_window.min(max_window), max_window),
             rtt: Rtt::new(config.min_rto, config.max_rto),
             reordering: Reordering::new(max_window),
             judge: LossJudge::default(),
@@ -474,7 +459,7 @@ impl Worker {
         while let Some(&(tx, seq)) = self.sent.front() {
             let flight = *self.flight(seq);
             if flight.seq == seq && flight.tx == tx && flight.state == State::InFlight && !flight.lost {
-                if self.timeouts_only || self.passed < self.reordering.effective(self.window.packets()) {
+                if self.passed < self.reordering.effective(self.window.packets()) {
                     break;
                 }
                 self.mark_fast(seq, now);
@@ -487,17 +472,6 @@ impl Worker {
         if self.sent.is_empty() {
             self.passed = 0;
         }
-    }
-
-    /// `timeouts_only`: the packet that has waited longest, and when its time is over.
-    fn oldest_timeout(&self) -> Option<(u64, Nanos)> {
-        let mask = self.ring.len() as u64 - 1;
-        let waiting = |(tx, seq): (u64, u64)| {
-            let flight = &self.ring[(seq & mask) as usize];
-            let open = flight.seq == seq && flight.tx == tx && flight.state == State::InFlight && !flight.lost;
-            open.then(|| (seq, flight.sent_at + self.config.min_rto))
-        };
-        self.sent.iter().copied().find_map(waiting)
     }
 
     /// A result for `seq`: window, timers, loss detection. False for a duplicate.
@@ -772,9 +746,6 @@ impl Endpoint for Worker {
 
     fn poll_timeout(&self) -> Option<Nanos> {
         let stall = (!self.ops.is_empty()).then(|| self.progress_at + self.config.stall_timeout);
-        if self.timeouts_only {
-            return [self.oldest_timeout().map(|t| t.1), stall].into_iter().flatten().min();
-        }
         [self.rto_at, self.lag.map(|l| l.1), stall].into_iter().flatten().min()
     }
 
@@ -782,16 +753,6 @@ impl Endpoint for Worker {
         if !self.ops.is_empty() && now >= self.progress_at + self.config.stall_timeout {
             let text = self.stall_text(now);
             self.fail_all(&text);
-            return;
-        }
-        if self.timeouts_only {
-            while let Some((seq, at)) = self.oldest_timeout()
-                && now >= at
-            {
-                self.counters.timeouts += 1;
-                self.sent.pop_front();
-                self.mark_lost(seq, false);
-            }
             return;
         }
         if let Some((limit, at)) = self.lag
