@@ -52,7 +52,7 @@ def decode(body: bytes) -> dict[str, Any]:
     """
     try:
         message = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # RecursionError: brackets in brackets, thousands deep
         raise FrameError(f"a frame is not JSON: {error}") from None
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise FrameError('a frame is not a JSON object with a "type"')

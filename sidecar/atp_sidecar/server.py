@@ -22,6 +22,8 @@ INITIAL_SEGMENT_BYTES = 4 << 20
 MAX_SEGMENT_BYTES = 1 << 30
 # A client that reads nothing while it submits is cut off here.
 MAX_UNSENT_BYTES = 16 << 20
+# Texts that quote what a client sent, a megabyte perhaps, must fit a frame and a line of the log.
+MAX_TEXT = 1000
 
 
 class ProtocolError(Exception):
@@ -121,7 +123,7 @@ class Session:
                 "install atp-client and the sidecar image of the same release"
             )
         self.pid = message["pid"] if isinstance(message.get("pid"), int) else 0
-        self.client = str(message.get("client", ""))
+        self.client = str(message.get("client", ""))[:MAX_TEXT]
         if self._gate.role != "worker":
             raise ProtocolError("this pod is a parameter server: it has no trainer; connect in a worker pod")
 
@@ -201,7 +203,7 @@ class Session:
             raise ProtocolError(f"submit: operation {op} is in flight already")
         if kind not in KINDS:
             raise ProtocolError(f'submit: "kind" must be one of {", ".join(KINDS)}, not {kind!r}')
-        if dtype not in ITEM_BYTES:
+        if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
             raise ProtocolError(f'submit: "dtype" must be one of {", ".join(ITEM_BYTES)}, not {dtype!r}')
         if offset % ITEM_BYTES[dtype]:
             raise ProtocolError(f"submit: offset {offset} is not a multiple of the size of {dtype}")
@@ -295,13 +297,13 @@ class SocketServer:
         try:
             why = await session.run(reader)
         except (ProtocolError, SegmentError) as error:
-            why = str(error.strerror if isinstance(error, SegmentError) else error)
+            why = str(error.strerror if isinstance(error, SegmentError) else error)[:MAX_TEXT]
             self._log.error("client-refused", pid=session.pid, client=session.client, reason=why)
             session.fatal("Memory" if isinstance(error, SegmentError) else "Protocol", why)
         except (FrameError, ConnectionError) as error:
             why = str(error)
         except Exception as error:
-            why = f"internal error: {error!r}"
+            why = f"internal error: {error!r}"[:MAX_TEXT]
             self._log.error("session-failed", pid=session.pid, reason=why)
             session.fatal("Internal", why)
         finally:
