@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Mapping
 
-from . import ANNOTATION_ASSIGNMENT, API_VERSION, FINALIZER, LABEL_JOB, LABEL_MANAGED_BY
+from . import API_VERSION, FINALIZER, LABEL_JOB, LABEL_MANAGED_BY
 from .agent import AgentSession
 from .cache import Store, key_of
 from .desired import desired_jobs
@@ -362,11 +362,11 @@ class Controller:
         for pod in plan.delete_pods:
             await self.kube.delete(path("api/v1", "pods", job.namespace, pod.name), uid=pod.uid)
         await self._create(plan)
-        for name, text in plan.annotate.items():
+        for name, changes in plan.annotate.items():
             try:
                 answer = await self.kube.merge(
                     path("api/v1", "pods", job.namespace, name),
-                    {"metadata": {"annotations": {ANNOTATION_ASSIGNMENT: text}}},
+                    {"metadata": {"annotations": changes}},
                 )
                 self.stores["pods"].put(answer)
             except ApiError as error:

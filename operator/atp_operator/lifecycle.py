@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from atp_api import wire
 
-from . import ROLE_PARAMETER_SERVER, ROLE_WORKER, desired
+from . import ANNOTATION_ASSIGNMENT, ANNOTATION_REFRESH, ROLE_PARAMETER_SERVER, ROLE_WORKER, desired
 from .allocation import Ledger, Refusal
 from .conditions import drop_condition, set_condition
 from .injection import InjectionError, SidecarConfig
@@ -36,6 +36,9 @@ from .quota import QuotaBook
 from .topology import Located, host_only, place
 from .validation import validate_job
 
+ENDED = ("Succeeded", "Failed")
+"""Phases of a pod that runs no more."""
+
 
 @dataclass
 class JobPlan:
@@ -46,7 +49,7 @@ class JobPlan:
     add_finalizer: bool = False
     create: list[Object] = field(default_factory=list)
     delete_pods: list[Pod] = field(default_factory=list)
-    annotate: dict[str, str] = field(default_factory=dict)  # pod name -> assignment
+    annotate: dict[str, dict[str, str]] = field(default_factory=dict)  # pod name -> annotations
     events: list[Event] = field(default_factory=list)
     remove_finalizer: bool = False
     delete_job: bool = False
@@ -155,9 +158,7 @@ def _delete(plan: JobPlan, pods: Sequence[Pod], world: World) -> None:
 
 def _finished(plan: JobPlan, pods: Sequence[Pod], world: World) -> None:
     _release(plan, world)
-    plan.delete_pods += [
-        p for p in _live(pods) if p.role == ROLE_PARAMETER_SERVER or p.phase not in ("Succeeded", "Failed")
-    ]
+    plan.delete_pods += [p for p in _live(pods) if p.role == ROLE_PARAMETER_SERVER or p.phase not in ENDED]
     if plan.job.spec.ttl is not None and plan.status.completion_time is not None:
         at = plan.status.completion_time + plan.job.spec.ttl
         if world.now >= at:
@@ -389,12 +390,41 @@ def _advance(plan: JobPlan, pods: Sequence[Pod], world: World) -> None:
     if status.phase == "Running":
         _watch_network(plan, world)
         _count_packets(plan, world, final=False)
-        told = desired.assignments(Job(**{**job.__dict__, "status": status}))
-        plan.annotate = {
-            p.name: told[p.uid]
-            for p in current.values()
-            if p.uid in told and p.assignment != told[p.uid] and p.phase not in ("Succeeded", "Failed")
-        }
+        _watch_pods(plan, current, world)
+        _tell_pods(plan, current, world)
+
+
+def _watch_pods(plan: JobPlan, current: Mapping[str, Pod], world: World) -> None:
+    """Say what keeps a container of a running job from starting, an image that cannot be pulled for instance."""
+    troubles = sorted((p.name, *p.trouble) for p in current.values() if p.trouble and p.phase not in ENDED)
+    if troubles:
+        name, reason, text = troubles[0]
+        message = f"pod {name}: {text}"
+        plan.condition("PodsReady", False, reason, message, world.now)
+        plan.now_is("Running", reason, message)
+    elif (before := plan.status.condition("PodsReady")) and before["status"] == "False":
+        plan.condition("PodsReady", True, "AllPodsReady", "no container waits to start any more", world.now)
+        plan.now_is("Running", "GateOpen", f"epoch {plan.status.epoch} trains in mode {plan.status.mode}")
+
+
+def _tell_pods(plan: JobPlan, current: Mapping[str, Pod], world: World) -> None:
+    """Write the assignments; touch pods whose sidecar does not see its own.
+
+    A kubelet refreshes a pod's downward API files when it syncs the pod. An update that meets the start of the pod's
+    containers may be passed over until the next sync, up to a minute later; another changed annotation brings it about.
+    """
+    status, now = plan.status, world.now
+    told = desired.assignments(Job(**{**plan.job.__dict__, "status": status}))
+    for pod in current.values():
+        if pod.uid not in told or pod.phase in ENDED:
+            continue
+        if pod.assignment != told[pod.uid]:
+            plan.annotate[pod.name] = {ANNOTATION_ASSIGNMENT: told[pod.uid]}
+        elif not pod.sidecar_ready and now < (status.placed_time or now) + world.limits.refresh_limit:
+            period = str(int(now // world.limits.refresh_period))
+            if pod.refresh != period:
+                plan.annotate[pod.name] = {ANNOTATION_REFRESH: period}
+            plan.wake(now + world.limits.refresh_period)
 
 
 def _find_failure(job: Job, status: JobStatus, current: Mapping[str, Pod]) -> tuple[str, str] | None:
@@ -470,7 +500,7 @@ def _gather(plan: JobPlan, current: Mapping[str, Pod], leaving: set[str], world:
         pod for pod in wanted if pod["metadata"]["name"] not in current and pod["metadata"]["name"] not in leaving
     ]
     total = len(wanted)
-    here = [p for p in current.values() if p.address and p.node and p.sidecar_started]
+    here = [p for p in current.values() if p.address and p.node and p.sidecar_started and not p.trouble]
     if len(here) < total:
         trouble = sorted((p.name, *p.trouble) for p in current.values() if p.trouble)
         began = max(status.epoch_time or now, status.not_before or 0.0)

@@ -12,7 +12,7 @@ from typing import Any
 
 from atp_api import wire
 
-from . import FINALIZER, LABEL_EPOCH, LABEL_RANK, LABEL_ROLE, SIDECAR_NAME
+from . import ANNOTATION_ASSIGNMENT, ANNOTATION_REFRESH, FINALIZER, LABEL_EPOCH, LABEL_RANK, LABEL_ROLE, SIDECAR_NAME
 
 Object = dict[str, Any]
 
@@ -531,6 +531,8 @@ class Pod:
     trouble: tuple[str, str] | None  # (reason, message) of what keeps the pod from starting
     failure: str  # why it failed, for people; empty unless phase is Failed
     assignment: str
+    sidecar_ready: bool = True  # its gate is open
+    refresh: str = ""
 
     @staticmethod
     def from_object(raw: Object) -> Pod:
@@ -552,7 +554,9 @@ class Pod:
             ready=any(c["type"] == "Ready" and c["status"] == "True" for c in conditions),
             trouble=_trouble(status),
             failure=_failure(status) if status.get("phase") == "Failed" else "",
-            assignment=(meta.get("annotations") or {}).get("atp.dev/assignment", ""),
+            assignment=(meta.get("annotations") or {}).get(ANNOTATION_ASSIGNMENT, ""),
+            sidecar_ready=any(c["name"] == SIDECAR_NAME and c.get("ready") for c in inits),
+            refresh=(meta.get("annotations") or {}).get(ANNOTATION_REFRESH, ""),
         )
 
 
@@ -587,6 +591,8 @@ class Limits:
     release_wait: float = 60.0  # how long deletion waits for the switch to confirm
     restart_backoff: float = 2.0  # doubled with every retry, at most 300 s
     counters_period: float = 15.0
+    refresh_period: float = 3.0  # how often a pod whose sidecar has not seen its assignment is touched
+    refresh_limit: float = 120.0  # for how long; the kubelet's own period is a minute
     usage_period: float = 30.0
 
 

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A gate that the kubelet is slow to show, and containers that cannot start."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from operator_simulation import LIMITS, Simulation, job_object
+
+from atp_operator import ANNOTATION_ASSIGNMENT, ANNOTATION_REFRESH
+from atp_operator.model import Pod
+from atp_operator.planning import ClusterPlan
+
+
+def running_job() -> Simulation:
+    """A job of two workers that has just been given its assignment."""
+    sim = Simulation({"s0": 4096}, {"s0": ["n0", "n1", "n2", "n3"]}, [])
+    sim.jobs["u1"] = job_object("j", sim.now, "u1")
+    for _ in range(6):
+        sim.step()
+        sim.kubelet(random.Random(1))
+    assert sim.jobs["u1"]["status"]["phase"] == "Running"
+    assert all(pod.assignment for pod in sim.pods["team-a/j"])
+    return sim
+
+
+def change(sim: Simulation, how: Callable[[Pod], Pod]) -> None:
+    sim.pods["team-a/j"] = [how(pod) for pod in sim.pods["team-a/j"]]
+
+
+def told(plan: ClusterPlan) -> dict[str, dict[str, str]]:
+    return plan.jobs[0].annotate
+
+
+def test_a_pod_that_does_not_see_its_assignment_is_touched_until_it_does() -> None:
+    sim = running_job()
+    change(sim, lambda pod: replace(pod, sidecar_ready=pod.name != "j-worker-1"))
+    seen = []
+    for _ in range(4):
+        sim.now += LIMITS.refresh_period
+        plan = sim.step()
+        assert set(told(plan)) == {"j-worker-1"}
+        assert ANNOTATION_ASSIGNMENT not in told(plan)["j-worker-1"]
+        value = told(plan)["j-worker-1"][ANNOTATION_REFRESH]
+        assert value not in seen
+        seen.append(value)
+        assert plan.wake_at is not None and plan.wake_at <= sim.now + LIMITS.refresh_period
+        change(sim, lambda pod, value=value: replace(pod, refresh=value) if pod.name == "j-worker-1" else pod)
+        assert told(sim.step()) == {}, "touched once a period"
+    change(sim, lambda pod: replace(pod, sidecar_ready=True))
+    sim.now += LIMITS.refresh_period
+    assert told(sim.step()) == {}
+
+
+def test_touching_ends() -> None:
+    sim = running_job()
+    change(sim, lambda pod: replace(pod, sidecar_ready=False))
+    sim.now += LIMITS.refresh_limit + 1
+    assert told(sim.step()) == {}
+
+
+def test_a_container_that_cannot_start_is_the_running_jobs_reason() -> None:
+    sim = running_job()
+    trouble = ("ImagePullBackOff", "container trainer: no such image")
+    change(sim, lambda pod: replace(pod, trouble=trouble if pod.name == "j-worker-0" else None))
+    sim.step()
+    status = sim.jobs["u1"]["status"]
+    assert (status["phase"], status["reason"]) == ("Running", "ImagePullBackOff")
+    assert "j-worker-0" in status["message"] and "no such image" in status["message"]
+    change(sim, lambda pod: replace(pod, trouble=None))
+    sim.step()
+    status = sim.jobs["u1"]["status"]
+    assert (status["phase"], status["reason"]) == ("Running", "GateOpen")
+    ready = next(c for c in status["conditions"] if c["type"] == "PodsReady")
+    assert ready["status"] == "True"
