@@ -82,8 +82,9 @@ def run(command: list[str]) -> str:
 
 
 def version_of(compiler: str) -> str:
-    output = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    return " ".join(re.findall(r"[Vv]ersion:? *(.*)", output)) or output.strip()
+    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    # "p4c-bm2-ss", "Version 1.2.5 (SHA: ...)"
+    return " ".join((done.stdout + done.stderr).split())
 
 
 def write_json(path: Path, change: dict[str, Any]) -> None:
@@ -100,8 +101,19 @@ def build_bmv2(tools: str) -> bool:
         compiler, "--arch", "v1model", "--std", "p4-16", "-o", "build/atp.bmv2.json",
         "--p4runtime-files", "build/atp.bmv2.p4info.txtpb", "v1model/atp.p4",
     ])  # fmt: skip
+    program = BUILD / "atp.bmv2.json"
+    program.write_text(
+        json.dumps(without_positions(json.loads(program.read_text(encoding="utf-8"))), separators=(",", ":")) + "\n"
+    )
     write_json(CHECKSUMS, {"bmv2": {"sources_sha256": checksum("bmv2"), "compiler": version_of(compiler)}})
     return True
+
+
+def without_positions(node: Any) -> Any:
+    """A bmv2 program without the places in the sources, which are half of it and bmv2 uses in messages only."""
+    if isinstance(node, dict):
+        return {k: without_positions(v) for k, v in node.items() if k not in ("source_info", "program")}
+    return [without_positions(v) for v in node] if isinstance(node, list) else node
 
 
 def build_tofino(tools: str, name: str) -> bool:

@@ -293,7 +293,6 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
         actions = { need0; need1; }
         const default_action = need1();
         const entries = { (0, 1) : need0(); }
-        size = 4;
     }
 
     /* ---- the bitmaps ---- */
@@ -471,7 +470,6 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
             (OUT_MULTICAST, 0, _) : go_on();
             (OUT_MULTICAST, _, _) : replicate();
         }
-        size = 16;
     }
 
     apply {

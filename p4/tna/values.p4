@@ -64,7 +64,6 @@ control Pair(inout bit<32> first, inout bit<32> second, in bit<8> op, in bit<16>
             OP_READ : run_read();
             OP_READ_SECOND : run_read_second();
         }
-        size = 4;
     }
 
     apply {

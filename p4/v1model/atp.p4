@@ -119,10 +119,14 @@ parser AtpParser(packet_in packet, out headers_t hdr, inout meta_t meta, inout s
 bit<32> saturating_add(in bit<32> a, in bit<32> b) {
     bit<32> sum = a + b;
     bit<1> overflow = (a[31:31] ^ sum[31:31]) & (b[31:31] ^ sum[31:31]);
-    return a == 0x7FFFFFFF || b == 0x7FFFFFFF ? 32w0x7FFFFFFF
-         : a == 0x80000000 || b == 0x80000000 ? 32w0x80000000
-         : overflow == 0 ? sum
-         : a[31:31] == 1 ? 32w0x80000000 : 32w0x7FFFFFFF;
+    if (a == 0x7FFFFFFF || b == 0x7FFFFFFF) {
+        sum = 0x7FFFFFFF;
+    } else if (a == 0x80000000 || b == 0x80000000) {
+        sum = 0x80000000;
+    } else if (overflow == 1) {
+        sum = 0x7FFFFFFF + (bit<32>)a[31:31];
+    }
+    return sum;
 }
 
 /* Two values of every aggregator. */
@@ -191,7 +195,7 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
         keys.read(old, index);
         bool own0 = old == hdr.atp.key;
         bool own1 = old == hdr.atp.key ^ LEVEL_BIT;
-        meta.key_result = own0 ? 8w2 : own1 ? 8w4 : 8w1;
+        meta.key_result = own0 ? 8w2 : (own1 ? 8w4 : 8w1);
         keys.write(index, own0 || own1 ? 32w0 : old);
     }
 
@@ -204,18 +208,18 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
 
     action missing_take() {
         missing.write(index, meta.needed);
-        meta.missing_result = meta.needed == 0 ? 8w2 : 8w1;
+        meta.missing_result = (meta.needed == 0 ? 8w2 : 8w1);
     }
 
     action missing_add() {
         missing.read(old, index);
-        meta.missing_result = old == 0 ? 8w4 : old == meta.own_bit ? 8w2 : 8w1;
+        meta.missing_result = old == 0 ? 8w4 : (old == meta.own_bit ? 8w2 : 8w1);
         missing.write(index, old & ~meta.own_bit);
     }
 
     action missing_peek() {
         missing.read(old, index);
-        meta.missing_result = old == 0 ? 8w4 : old == meta.own_bit ? 8w2 : 8w1;
+        meta.missing_result = old == 0 ? 8w4 : (old == meta.own_bit ? 8w2 : 8w1);
     }
 
     action present_take() {

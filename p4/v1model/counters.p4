@@ -21,5 +21,3 @@
     @id(0x12000013) counter(256, CounterType.packets) rejected_index;
     @id(0x12000014) counter(256, CounterType.packets) rejected_ack_source;
     @id(0x12000015) counter(256, CounterType.bytes) bytes_in;
-    @id(0x12000017) counter(256, CounterType.packets) passed_gso;
-    @id(0x12000018) counter(256, CounterType.packets) dropped_no_route;
