@@ -83,8 +83,8 @@ def run(command: list[str]) -> str:
 
 def version_of(compiler: str) -> str:
     done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
-    # "p4c-bm2-ss", "Version 1.2.5 (SHA: ...)"
-    return " ".join((done.stdout + done.stderr).split())
+    # The program's path, then "Version 1.2.5 (SHA: ...)".
+    return f"{Path(compiler).name} " + " ".join((done.stdout + done.stderr).partition("ersion")[2].split())
 
 
 def write_json(path: Path, change: dict[str, Any]) -> None:

@@ -329,6 +329,15 @@ def load(reference: str, *, paths: Paths | None = None) -> None:
     _stream(_push_argv(paths, reference, "/dev/stdout"), runtime.import_argv(paths, "-"))
 
 
+def tag(reference: str, name: str, *, paths: Paths | None = None) -> None:
+    """Gives a loaded image a second name in the cluster, one that a manifest can keep while the contents change."""
+    paths = paths or current()
+    if elevate.needed():
+        elevate.run(["ctr", "images", "tag", "--force", reference, name], paths)
+    else:
+        runtime.ctr(paths, "images", "tag", "--force", reference, name)
+
+
 def save(reference: str, archive: Path, *, paths: Paths | None = None) -> None:
     """Writes a built image to a docker archive, for `ctr images import`, `docker load` or `kind load`."""
     archive = archive.absolute()
