@@ -4,6 +4,10 @@
 //! Every operation starts with descriptor packets: an int32 vector in which each rank fills three words of its own and
 //! leaves the others 0. The sum tells every rank what all ranks asked for. Each word is below 2^30 and has one
 //! non-zero term, so no sum can saturate.
+//!
+//! The third word also has the incarnation, a number that each start of a worker draws. A worker that starts again under
+//! the identity of an earlier one finds, in its own words of the sum, that the answer is to the earlier one: the parameter
+//! server's cache would hand it the old results as if they were its own.
 
 use crate::fixed::Dtype;
 
@@ -65,16 +69,29 @@ pub struct Descriptor {
     pub kind: Kind,
     pub dtype: Dtype,
     pub count: u64,
+    /// Of the worker that asks, below `INCARNATIONS`.
+    pub incarnation: u32,
 }
+
+/// Numbers that a worker's start draws one of.
+pub const INCARNATIONS: u32 = 1 << 12;
 
 const DTYPES: [Dtype; 4] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16, Dtype::Int32];
 const OP_MASK: u32 = (1 << 23) - 1;
 const LOW30: u64 = (1 << 30) - 1;
+/// Bits of the third word that the count has.
+const HIGH_BITS: u32 = 18;
+const HIGH_MASK: u32 = (1 << HIGH_BITS) - 1;
 
 impl Descriptor {
     #[must_use]
     pub fn new(op_id: u64, kind: Kind, dtype: Dtype, count: u64) -> Self {
-        Self { op: (op_id & u64::from(OP_MASK)) as u32, kind, dtype, count }
+        Self { op: (op_id & u64::from(OP_MASK)) as u32, kind, dtype, count, incarnation: 0 }
+    }
+
+    #[must_use]
+    pub fn of_incarnation(self, incarnation: u32) -> Self {
+        Self { incarnation: incarnation % INCARNATIONS, ..self }
     }
 
     /// The three words.
@@ -82,7 +99,8 @@ impl Descriptor {
     pub fn words(&self) -> [i32; WORDS_PER_RANK] {
         let dtype = DTYPES.iter().position(|d| *d == self.dtype).unwrap_or(0) as u32;
         let code = 1 + 4 * u32::from(self.kind == Kind::Mean) + dtype;
-        [(self.op << 7 | code) as i32, (self.count & LOW30) as i32, (self.count >> 30 & LOW30) as i32]
+        let high = (self.count >> 30) as u32 & HIGH_MASK | self.incarnation << HIGH_BITS;
+        [(self.op << 7 | code) as i32, (self.count & LOW30) as i32, high as i32]
     }
 
     /// The opposite of `words`; `None` when they are no descriptor.
@@ -102,7 +120,8 @@ impl Descriptor {
             op: head as u32 >> 7,
             kind,
             dtype: DTYPES[code as usize % 4],
-            count: low as u64 | (high as u64) << 30,
+            count: low as u64 | u64::from(high as u32 & HIGH_MASK) << 30,
+            incarnation: high as u32 >> HIGH_BITS,
         })
     }
 
@@ -115,11 +134,21 @@ impl Descriptor {
 /// Ranks that one error text lists.
 const LISTED: usize = 8;
 
+/// Why an operation cannot go on after its descriptors came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The ranks asked for different things: this operation fails at all of them, the next may go well. The text names
+    /// the ranks that differ and what they asked for.
+    Mismatch(String),
+    /// The answer is not to this process: nothing that follows can be right.
+    NotOurs(String),
+}
+
 /// Compare what all ranks asked for (`sum`: three words a rank) with what this rank asked for.
 ///
 /// # Errors
-/// A text that names the ranks that differ and what they asked for.
-pub fn check_descriptors(own: &Descriptor, rank: u16, sum: &[i32]) -> Result<(), String> {
+/// See `Refusal`.
+pub fn check_descriptors(own: &Descriptor, rank: u16, sum: &[i32]) -> Result<(), Refusal> {
     let with_kind =
         sum.chunks_exact(WORDS_PER_RANK).any(|words| Descriptor::from_words(words).is_some_and(|d| d.kind != own.kind));
     let mut differ = Vec::new();
@@ -127,14 +156,22 @@ pub fn check_descriptors(own: &Descriptor, rank: u16, sum: &[i32]) -> Result<(),
     for (r, words) in sum.chunks_exact(WORDS_PER_RANK).enumerate() {
         let theirs = Descriptor::from_words(words);
         if r == usize::from(rank) && theirs != Some(*own) {
-            return Err(format!(
+            if theirs.is_some_and(|d| d.incarnation != own.incarnation) {
+                return Err(Refusal::NotOurs(format!(
+                    "all_reduce #{}: the answer is to another process that ran, or runs, as rank {rank} of the same job ID \
+                     and epoch: a worker that starts again cannot join the epoch of the one before; restart the job to \
+                     start a new epoch",
+                    own.op
+                )));
+            }
+            return Err(Refusal::Mismatch(format!(
                 "all_reduce #{}: the descriptor came back damaged (sent {:?}, got {words:?}); two jobs or epochs use the \
                  same job ID, or a switch changes packets",
                 own.op,
                 own.words()
-            ));
+            )));
         }
-        if theirs == Some(*own) {
+        if theirs.is_some_and(|d| d.of_incarnation(own.incarnation) == *own) {
             continue;
         }
         if differ.len() == LISTED {
@@ -151,13 +188,13 @@ pub fn check_descriptors(own: &Descriptor, rank: u16, sum: &[i32]) -> Result<(),
         return Ok(());
     }
     let more = if more > 0 { format!(", and {more} more ranks differ") } else { String::new() };
-    Err(format!(
+    Err(Refusal::Mismatch(format!(
         "all_reduce #{}: {}{more}, this rank ({rank}) has {}: all ranks must call the same operations in the same order, \
          with the same number of elements, dtype and reduction",
         own.op,
         differ.join(", "),
         own.text(with_kind)
-    ))
+    )))
 }
 
 #[cfg(test)]
@@ -167,9 +204,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn words_round_trip(op: u64, mean: bool, d in 0usize..4, count in 0..COUNT_MAX) {
+        fn words_round_trip(op: u64, mean: bool, d in 0usize..4, count in 0..COUNT_MAX, start: u32) {
             let kind = if mean { Kind::Mean } else { Kind::Sum };
-            let x = Descriptor::new(op, kind, DTYPES[d], count);
+            let x = Descriptor::new(op, kind, DTYPES[d], count).of_incarnation(start);
             let words = x.words();
             prop_assert!(words.iter().all(|w| (0..1 << 30).contains(w)));
             prop_assert_eq!(Descriptor::from_words(&words), Some(x));
@@ -181,7 +218,7 @@ mod tests {
         let own = Descriptor::new(12, Kind::Sum, Dtype::Float32, 1024);
         let other = Descriptor::new(12, Kind::Sum, Dtype::Float32, 1000);
         let sum: Vec<i32> = [own.words(), own.words(), other.words()].concat();
-        let text = check_descriptors(&own, 0, &sum).unwrap_err();
+        let Err(Refusal::Mismatch(text)) = check_descriptors(&own, 0, &sum) else { panic!("a mismatch") };
         assert!(
             text.starts_with(
                 "all_reduce #12: rank 2 has 1000 float32 elements, this rank (0) has 1024 float32 elements: "
@@ -189,6 +226,16 @@ mod tests {
             "{text}"
         );
         assert!(!text.contains("rank 1 "), "{text}");
-        assert!(check_descriptors(&other, 1, &sum).unwrap_err().contains("damaged"));
+        let Err(Refusal::Mismatch(text)) = check_descriptors(&other, 1, &sum) else { panic!("a mismatch") };
+        assert!(text.contains("damaged"));
+    }
+
+    #[test]
+    fn an_answer_to_an_earlier_process_is_not_ours() {
+        let own = Descriptor::new(1, Kind::Sum, Dtype::Float32, 100).of_incarnation(5);
+        let earlier = own.of_incarnation(4);
+        let sum: Vec<i32> = [own.words(), earlier.words()].concat();
+        assert_eq!(check_descriptors(&own, 0, &sum), Ok(()), "the starts of others do not matter");
+        assert!(matches!(check_descriptors(&own, 1, &sum), Err(Refusal::NotOurs(_))));
     }
 }

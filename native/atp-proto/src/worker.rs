@@ -9,7 +9,7 @@ use crate::congestion::{LossJudge, Reordering, Rtt, Window};
 use crate::coverage::Topology;
 use crate::fixed::{self, Dtype, RAW_INT32, RAW_NOTICE};
 use crate::index::IndexTable;
-use crate::op::{COUNT_MAX, Descriptor, Kind, Memory, WORDS_PER_RANK, check_descriptors};
+use crate::op::{COUNT_MAX, Descriptor, Kind, Memory, Refusal, WORDS_PER_RANK, check_descriptors};
 use crate::stats::{Counters, Snapshot};
 use crate::wire::{HEADER_BYTES, Header};
 use crate::{Endpoint, Event, Nanos, Transmit, seq};
@@ -161,6 +161,8 @@ pub struct Worker {
     backoff: u32,
     progress_at: Nanos,
     notice: Option<Notice>,
+    /// Tells this start of the worker from others under the same identity.
+    incarnation: u32,
     /// Why no further operation can run.
     poisoned: Option<String>,
     events: VecDeque<Event>,
@@ -224,11 +226,18 @@ impl Worker {
             backoff: 0,
             progress_at: 0,
             notice: None,
+            incarnation: 0,
             poisoned: None,
             events: VecDeque::new(),
             counters: Counters::default(),
             config,
         })
+    }
+
+    /// Set, before the first operation, a number that differs from start to start: see `op`.
+    #[must_use]
+    pub fn of_incarnation(self, incarnation: u32) -> Self {
+        Self { incarnation, ..self }
     }
 
     #[must_use]
@@ -269,7 +278,7 @@ impl Worker {
         let head = self.config.descriptor_packets();
         self.ops.push_back(Op {
             token: s.token,
-            descriptor: Descriptor::new(s.op_id, s.kind, s.dtype, s.count),
+            descriptor: Descriptor::new(s.op_id, s.kind, s.dtype, s.count).of_incarnation(self.incarnation),
             ordinal: self.front + self.ops.len() as u64,
             start: self.tail,
             packets,
@@ -601,8 +610,12 @@ impl Worker {
                         Self::write(&self.config, op, early.seq, early.raw, &early.payload);
                     }
                 }
-                Err(text) => {
+                Err(Refusal::Mismatch(text)) => {
                     self.skip_failed(i, text, now);
+                    return;
+                }
+                Err(Refusal::NotOurs(text)) => {
+                    self.fail_all(&text);
                     return;
                 }
             }

@@ -139,6 +139,12 @@ fn observe<E: Commanded + 'static>(driver: &Mutex<Driver<E>>) -> (Snapshot, bool
     (driver.snapshot(), driver.failure().is_none())
 }
 
+/// A number that another start of the same process, or of another in its place, hardly draws again.
+fn start_number() -> u32 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
+    (atp_proto::index::mix(now ^ u64::from(std::process::id()) << 32) >> 32) as u32
+}
+
 #[pyclass(module = "atp_transport", frozen)]
 struct Worker {
     // Dropped before the ledger: the thread ends before its memory goes.
@@ -151,7 +157,8 @@ impl Worker {
     #[new]
     fn new(py: Python<'_>, config: &str) -> PyResult<Self> {
         let config = Config::from_json(config).map_err(|e| config_error(&e))?;
-        let endpoint = atp_proto::Worker::new(config.clone()).map_err(|e| config_error(&e))?;
+        let endpoint =
+            atp_proto::Worker::new(config.clone()).map_err(|e| config_error(&e))?.of_incarnation(start_number());
         let driver = Mutex::new(start(py, endpoint, &config, "atp-worker")?);
         Ok(Self { driver, ledger: Mutex::default() })
     }
