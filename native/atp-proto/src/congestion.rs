@@ -14,6 +14,8 @@ pub struct Window {
     cut_at: Option<Nanos>,
     /// Window before the timeouts in progress, to return to when they prove needless.
     before_timeout: Option<(f64, f64)>,
+    /// For comparisons: the window stands still.
+    fixed: bool,
 }
 
 /// Smallest window: two packets, so that an ACK can still be out of order.
@@ -23,7 +25,13 @@ impl Window {
     #[must_use]
     pub fn new(initial: u32, max: u32) -> Self {
         let max = f64::from(max);
-        Self { size: f64::from(initial).min(max), ssthresh: max, max, cut_at: None, before_timeout: None }
+        Self { size: f64::from(initial).min(max), ssthresh: max, max, cut_at: None, before_timeout: None, fixed: false }
+    }
+
+    /// For comparisons: always `packets`, whatever happens.
+    #[must_use]
+    pub fn fixed(packets: u32) -> Self {
+        Self { fixed: true, ..Self::new(packets, packets) }
     }
 
     /// Whole packets that may be outstanding.
@@ -52,7 +60,7 @@ impl Window {
 
     /// ECN or a loss of a packet sent at `sent_at`. True when the window was cut.
     pub fn on_congestion(&mut self, sent_at: Nanos, now: Nanos) -> bool {
-        if self.cut_at.is_some_and(|cut| sent_at <= cut) {
+        if self.fixed || self.cut_at.is_some_and(|cut| sent_at <= cut) {
             return false;
         }
         self.cut_at = Some(now);
@@ -66,6 +74,9 @@ impl Window {
     }
 
     pub fn on_timeout(&mut self, now: Nanos) {
+        if self.fixed {
+            return;
+        }
         self.before_timeout.get_or_insert((self.size, self.ssthresh));
         self.cut_at = Some(now);
         self.halve();

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddrV4;
 
-use crate::config::{Config, ConfigError, Mode, Role};
+use crate::config::{Comparison, Config, ConfigError, Mode, Role};
 use crate::coverage::{Coverage, Topology};
 use crate::fixed::{self, RAW_FLOAT32, RAW_INT32, RAW_NOTICE};
 use crate::index::IndexTable;
@@ -18,6 +18,9 @@ const RAW_WAIT_MAX: Nanos = 500_000_000;
 /// Ranks that others wait for are told at most this often, doubled each time up to `NUDGE_WAIT_MAX`.
 const NUDGE_WAIT: Nanos = 1_000_000;
 const NUDGE_WAIT_MAX: Nanos = 200_000_000;
+/// A sequence that is open for less gives no notices: each loss makes all workers resend, and as many notices would come
+/// back over the links that lost it.
+const NOTICE_AFTER: Nanos = 1_000_000;
 /// One sequence is answered to the group again at most this often.
 const GROUP_REPEAT: Nanos = 500_000;
 /// Group ACKs in a row that others than the representative had to ask for again, before the group path counts as broken,
@@ -81,6 +84,7 @@ struct Entry {
     repeated_at: Option<Nanos>,
     /// Missing ranks are told again from this time on, and the wait after that.
     nudge_at: Nanos,
+    opened_at: Nanos,
     nudge_wait: Nanos,
 }
 
@@ -101,6 +105,7 @@ impl Entry {
             to_group: false,
             asked_at: None,
             repeated_at: None,
+            opened_at: 0,
             nudge_at: 0,
             nudge_wait: NUDGE_WAIT,
         }
@@ -158,6 +163,8 @@ pub struct ParameterServer {
     shard: u64,
     topology: Topology,
     table: IndexTable,
+    /// A collision moves its slot to another index.
+    rehash: bool,
     /// Worker addresses with their ranks, sorted.
     addresses: Vec<(SocketAddrV4, u16)>,
     representative: u16,
@@ -178,6 +185,14 @@ impl ParameterServer {
     /// # Errors
     /// When the assignment is that of a worker.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
+        Self::compared(config, Comparison::default())
+    }
+
+    /// The same with what a comparison changes.
+    ///
+    /// # Errors
+    /// When the assignment is that of a worker.
+    pub fn compared(config: Config, comparison: Comparison) -> Result<Self, ConfigError> {
         if config.role != Role::ParameterServer {
             return Err(ConfigError("role is worker, a ParameterServer needs role parameterServer".into()));
         }
@@ -186,7 +201,8 @@ impl ParameterServer {
         Ok(Self {
             shard: u64::from(config.rank),
             topology: Topology::new(&config),
-            table: IndexTable::new(&config),
+            table: if comparison.linear_index { IndexTable::linear(&config) } else { IndexTable::new(&config) },
+            rehash: !comparison.linear_index,
             addresses,
             representative: config.rank % config.workers.len() as u16,
             ring: (0..config.ring_size()).map(|_| Entry::empty()).collect(),
@@ -319,7 +335,7 @@ impl ParameterServer {
 
     /// After a collision: a new aggregatorIndex for the slot, in force from seq + P.
     fn announce(&mut self, seq: u64) {
-        if self.config.mode == Mode::HostOnly || !self.entry(seq).collision {
+        if self.config.mode == Mode::HostOnly || !self.rehash || !self.entry(seq).collision {
             return;
         }
         let index = self.table.pick(seq);
@@ -664,6 +680,7 @@ impl Endpoint for ParameterServer {
             }
             let entry = &mut self.ring[(seq & mask) as usize];
             entry.open(seq, &mut self.spare);
+            entry.opened_at = now;
             self.open += 1;
             self.highest = self.highest.max(seq);
         } else if entry.seq != seq {
@@ -710,7 +727,9 @@ impl Endpoint for ParameterServer {
                 }
             }
         }
-        if h.resend && !h.collision && matches!(self.entry(seq).state, State::Open | State::Raw) {
+        // Resends that repair a loss are quick; who waits for long wants to know for whom.
+        let waits = now >= self.entry(seq).opened_at + NOTICE_AFTER;
+        if h.resend && !h.collision && waits && matches!(self.entry(seq).state, State::Open | State::Raw) {
             // Whose packet this was is only known when it covers one worker; a released partial tells all in it.
             for rank in self.topology.ranks(&coverage) {
                 self.queue.push_back((What::Notice, To::One(rank), seq));

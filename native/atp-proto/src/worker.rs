@@ -4,11 +4,11 @@
 use std::collections::VecDeque;
 use std::net::SocketAddrV4;
 
-use crate::config::{Config, ConfigError, Mode, Role, WorkerEntry};
+use crate::config::{Comparison, Config, ConfigError, Mode, Role, WorkerEntry};
 use crate::congestion::{LossJudge, Reordering, Rtt, Window};
 use crate::coverage::Topology;
 use crate::fixed::{self, Dtype, RAW_INT32, RAW_NOTICE};
-use crate::index::IndexTable;
+use crate::index::{IndexTable, mix};
 use crate::op::{COUNT_MAX, Descriptor, Kind, Memory, Refusal, WORDS_PER_RANK, check_descriptors};
 use crate::stats::{Counters, Snapshot};
 use crate::wire::{HEADER_BYTES, Header};
@@ -145,6 +145,8 @@ pub struct Worker {
     /// Resends that the window does not hold back.
     forced: u32,
     window: Window,
+    /// For comparisons: a time-out per packet finds losses, nothing else does.
+    timeouts_only: bool,
     rtt: Rtt,
     reordering: Reordering,
     judge: LossJudge,
@@ -175,6 +177,14 @@ impl Worker {
     /// # Errors
     /// When the assignment is that of a parameter server.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
+        Self::compared(config, Comparison::default())
+    }
+
+    /// The same with what a comparison changes.
+    ///
+    /// # Errors
+    /// When the assignment is that of a parameter server.
+    pub fn compared(config: Config, comparison: Comparison) -> Result<Self, ConfigError> {
         if config.role != Role::Worker {
             return Err(ConfigError("role is parameterServer, a Worker needs role worker".into()));
         }
@@ -184,7 +194,7 @@ impl Worker {
         } else {
             Topology::new(&config).fan_in(me.rack)
         };
-        let table = IndexTable::new(&config);
+        let table = if comparison.linear_index { IndexTable::linear(&config) } else { IndexTable::new(&config) };
         // A reserved region is never shared: with more packets in flight than aggregators the job would collide with itself.
         let max_window = if config.mode == Mode::Reserved {
             config.max_window.min(u32::try_from(table.pool_size()).unwrap_or(u32::MAX))
@@ -213,7 +223,12 @@ impl Worker {
             lag: None,
             resend: VecDeque::new(),
             forced: 0,
-            window: Window::new(config.initial_window.min(max_window), max_window),
+            window: if comparison.no_congestion_control {
+                Window::fixed(max_window)
+            } else {
+                Window::new(config.initial_window.min(max_window), max_window)
+            },
+            timeouts_only: comparison.timeouts_only,
             rtt: Rtt::new(config.min_rto, config.max_rto),
             reordering: Reordering::new(max_window),
             judge: LossJudge::default(),
@@ -468,7 +483,7 @@ impl Worker {
         while let Some(&(tx, seq)) = self.sent.front() {
             let flight = *self.flight(seq);
             if flight.seq == seq && flight.tx == tx && flight.state == State::InFlight && !flight.lost {
-                if self.passed < self.reordering.effective(self.window.packets()) {
+                if self.timeouts_only || self.passed < self.reordering.effective(self.window.packets()) {
                     break;
                 }
                 self.mark_fast(seq, now);
@@ -481,6 +496,17 @@ impl Worker {
         if self.sent.is_empty() {
             self.passed = 0;
         }
+    }
+
+    /// `timeouts_only`: the packet that has waited longest, and when its time is over.
+    fn oldest_timeout(&self) -> Option<(u64, Nanos)> {
+        let mask = self.ring.len() as u64 - 1;
+        let waiting = |(tx, seq): (u64, u64)| {
+            let flight = &self.ring[(seq & mask) as usize];
+            let open = flight.seq == seq && flight.tx == tx && flight.state == State::InFlight && !flight.lost;
+            open.then(|| (seq, flight.sent_at + self.config.min_rto))
+        };
+        self.sent.iter().copied().find_map(waiting)
     }
 
     /// A result for `seq`: window, timers, loss detection. False for a duplicate.
@@ -759,6 +785,9 @@ impl Endpoint for Worker {
 
     fn poll_timeout(&self) -> Option<Nanos> {
         let stall = (!self.ops.is_empty()).then(|| self.progress_at + self.config.stall_timeout);
+        if self.timeouts_only {
+            return [self.oldest_timeout().map(|t| t.1), stall].into_iter().flatten().min();
+        }
         [self.rto_at, self.lag.map(|l| l.1), stall].into_iter().flatten().min()
     }
 
@@ -766,6 +795,16 @@ impl Endpoint for Worker {
         if !self.ops.is_empty() && now >= self.progress_at + self.config.stall_timeout {
             let text = self.stall_text(now);
             self.fail_all(&text);
+            return;
+        }
+        if self.timeouts_only {
+            while let Some((seq, at)) = self.oldest_timeout()
+                && now >= at
+            {
+                self.counters.timeouts += 1;
+                self.sent.pop_front();
+                self.mark_lost(seq, false);
+            }
             return;
         }
         if let Some((limit, at)) = self.lag
@@ -795,7 +834,10 @@ impl Endpoint for Worker {
             self.forced = 1;
             self.backoff += 1;
             self.suspect_relay(now);
-            self.rto_at = Some(now + self.rtt.rto(self.backoff));
+            // Workers that time out together must not do so again: the same queue would drop the same packets each time.
+            let rto = self.rtt.rto(self.backoff);
+            let draw = mix(u64::from(self.me.rank) << 32 ^ self.transmissions) % 256;
+            self.rto_at = Some(now + rto + rto / 1024 * draw);
         }
     }
 

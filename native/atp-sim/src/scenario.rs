@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The figures: each compares runs of the same code on the same network with one thing changed.
 
+use atp_proto::config::Comparison;
 use atp_proto::fixed::Dtype;
 use atp_proto::op::Kind;
-use atp_proto::wire::{HEADER_BYTES, STALE_NS, VALUES_BASE};
+use atp_proto::wire::{HEADER_BYTES, STALE_NS, VALUES_BASE, VALUES_LARGE};
 use atp_proto::{Mode, Nanos};
 use serde_json::{Map, Value, json};
 
 use crate::check::{Flavour, OpSpec};
 use crate::flow::Flow;
 use crate::net::{LinkSpec, Net};
-use crate::sim::{JobSpec, JobState, Sim, Tune};
+use crate::sim::{JobSpec, JobState, Sim};
 
 /// Names and descriptions.
 pub const SCENARIOS: [(&str, &str); 7] = [
@@ -41,12 +42,17 @@ fn link(rate: u64) -> LinkSpec {
     }
 }
 
+/// Towards a switch that many racks send to: 16 ports of 100 Gbit/s, with the buffer of such a switch.
+fn fabric() -> LinkSpec {
+    LinkSpec { queue: 16 << 20, ecn: 1 << 20, ..link(1600 * GBIT) }
+}
+
 fn cluster(racks: &[usize], host: LinkSpec, fabric: LinkSpec, aggregators: u32, seed: u64) -> Sim {
-    let net = Net::new(racks, host, fabric, HEADER_BYTES + 4 * VALUES_BASE, seed);
+    let net = Net::new(racks, host, fabric, HEADER_BYTES + 4 * VALUES_LARGE, seed);
     let mut sim = Sim::new(net);
     sim.tidy = true;
     for _ in racks {
-        sim.add_switch(aggregators, VALUES_BASE as u32, STALE_NS);
+        sim.add_switch(aggregators, VALUES_LARGE as u32, STALE_NS);
     }
     sim
 }
@@ -75,7 +81,7 @@ fn job(workers: Vec<u32>, server: u32, mode: Mode, region: (u32, u32), count: us
         lone_level1: false,
         level0_only: false,
         linger: MS,
-        tune: Tune::default(),
+        comparison: Comparison::default(),
     }
 }
 
@@ -119,6 +125,8 @@ pub fn scenario(name: &str, seed: u64, seeds: u64) -> Result<Value, String> {
         "loss" => loss(&list)?,
         "two-level" => two_level(&list)?,
         "sharing" => sharing(&list)?,
+        "hash" => hash(&list)?,
+        "congestion" => congestion(&list)?,
         "fairness" => fairness(&list)?,
         "scale" => scale(seed)?,
         _ => return Err(format!("{name} is no scenario; see atp-sim list")),
@@ -128,11 +136,18 @@ pub fn scenario(name: &str, seed: u64, seeds: u64) -> Result<Value, String> {
     Ok(out)
 }
 
-fn one_loss(percent: f64, mode: Mode, seed: u64) -> Result<(f64, Value), String> {
+fn one_loss(percent: f64, switchml: bool, seed: u64) -> Result<(f64, Value), String> {
     let spec = LinkSpec { loss: percent / 100.0, ..link(100 * GBIT) };
     let mut sim = cluster(&[9], spec, spec, 4096, seed);
     let workers: Vec<u32> = (0..8).collect();
-    sim.add_job(job(workers, 8, mode, (0, 4096), 100, 62 * 1000));
+    // A fabric for which 4 milliseconds are long: 1 ms, as SwitchML's time-out is.
+    let spec = JobSpec { min_rto: MS, ..job(workers, 8, Mode::Shared, (0, 4096), 100, 62 * 1000) };
+    sim.add_job(if switchml {
+        let comparison = Comparison { timeouts_only: true, no_congestion_control: true, linear_index: true };
+        JobSpec { mode: Mode::Reserved, max_window: 512, regions: vec![(0, 512)], comparison, ..spec }
+    } else {
+        spec
+    });
     run(&mut sim, LIMIT)?;
     let g = goodput(&sim, 0);
     let totals = sim.totals();
@@ -147,18 +162,18 @@ fn one_loss(percent: f64, mode: Mode, seed: u64) -> Result<(f64, Value), String>
 
 fn loss(seeds: &[u64]) -> Result<Value, String> {
     let mut out = json!({});
-    for (key, mode) in [("atp", Mode::Shared), ("switchml", Mode::Reserved)] {
+    for (key, switchml) in [("atp", false), ("switchml", true)] {
         let mut relative = Map::new();
         let mut details = Map::new();
         let mut base = Vec::new();
         for seed in seeds {
-            base.push(one_loss(0.0, mode, *seed)?.0);
+            base.push(one_loss(0.0, switchml, *seed)?.0);
         }
         let base = mean(&base);
         for percent in ["0.001", "0.01", "0.1", "1"] {
             let mut g = Vec::new();
             for seed in seeds {
-                let (rate, detail) = one_loss(percent.parse().unwrap_or(0.0), mode, *seed)?;
+                let (rate, detail) = one_loss(percent.parse().unwrap_or(0.0), switchml, *seed)?;
                 g.push(rate);
                 details.insert(percent.to_owned(), detail);
             }
@@ -175,7 +190,7 @@ fn ps_bytes(racks: usize, per_rack: usize, level0_only: bool, seed: u64) -> Resu
     let mut sizes = vec![per_rack; racks];
     sizes.push(1);
     let host = link(100 * GBIT);
-    let mut sim = cluster(&sizes, host, link(400 * GBIT), 4096, seed);
+    let mut sim = cluster(&sizes, host, fabric(), 4096, seed);
     let n = (racks * per_rack) as u32;
     sim.add_job(JobSpec { level0_only, ..job((0..n).collect(), n, Mode::Shared, (0, 4096), 8, 62 * 1000) });
     run(&mut sim, LIMIT)?;
@@ -203,9 +218,11 @@ fn three_jobs(mode: Mode, total: u32, jobs: u32, compute: Nanos, seed: u64) -> R
     for j in 0..jobs {
         let first = 5 * j;
         let region = if mode == Mode::Reserved { (j * (total / jobs), total / jobs) } else { (0, total) };
-        let spec = job((first..first + 4).collect(), first + 4, mode, region, 30, 62 * 1000);
+        let spec = job((first..first + 4).collect(), first + 4, mode, region, 10, 62 * 8000);
         let start = u64::from(j) * compute / 2;
-        sim.add_job(JobSpec { depth: 1, compute: (compute, compute + compute / 8), start, ..spec });
+        let window = 256;
+        let compute = (compute, compute + compute / 8);
+        sim.add_job(JobSpec { depth: 1, compute, start, slots: window, max_window: window, ..spec });
     }
     run(&mut sim, LIMIT)?;
     Ok(mean(&(0..jobs as usize).map(|j| goodput(&sim, j)).collect::<Vec<_>>()))
@@ -215,11 +232,11 @@ fn sharing(seeds: &[u64]) -> Result<Value, String> {
     // Aggregators of the peak: the fewest with which one job alone reaches 95 % of what it reaches with plenty.
     let alone = three_jobs(Mode::Reserved, 4096, 1, 0, seeds[0])?;
     let mut peak = 64;
-    while peak < 4096 && three_jobs(Mode::Reserved, peak, 1, 0, seeds[0])? < 0.95 * alone {
-        peak += 32;
+    while peak < 256 && three_jobs(Mode::Reserved, peak, 1, 0, seeds[0])? < 0.95 * alone {
+        peak += 16;
     }
-    // Communication takes about as long as computation.
-    let compute = 400_000;
+    // Communication takes about as long as computation, when all aggregators are there.
+    let compute = 250_000;
     let (mut dynamic, mut fixed) = (Vec::new(), Vec::new());
     for seed in seeds {
         dynamic.push(three_jobs(Mode::Shared, peak, 3, compute, *seed)?);
@@ -230,6 +247,87 @@ fn sharing(seeds: &[u64]) -> Result<Value, String> {
         "dynamic_gbit": round(mean(&dynamic)), "static_gbit": round(mean(&fixed)),
         "peak_aggregators_per_job": peak, "aggregators": peak, "share_of_peak": round(1.0 / 3.0),
     }))
+}
+
+fn hash(seeds: &[u64]) -> Result<Value, String> {
+    let mut mean_rate = [Vec::new(), Vec::new()];
+    let mut collisions = [0u64; 2];
+    for (i, linear_index) in [false, true].into_iter().enumerate() {
+        for seed in seeds {
+            // Enough aggregators for all windows together, if they do not meet.
+            let aggregators = 4096;
+            let mut sim = cluster(&[40], link(100 * GBIT), link(100 * GBIT), aggregators, *seed);
+            for j in 0..8u32 {
+                let first = 5 * j;
+                let spec = job((first..first + 4).collect(), first + 4, Mode::Shared, (0, aggregators), 10, 62 * 1000);
+                let comparison = Comparison { linear_index, ..Comparison::default() };
+                sim.add_job(JobSpec { slots: 512, max_window: 256, comparison, ..spec });
+            }
+            run(&mut sim, LIMIT)?;
+            mean_rate[i].push(mean(&(0..8).map(|j| goodput(&sim, j)).collect::<Vec<_>>()));
+            collisions[i] += sim.totals().get("switch.collisions").copied().unwrap_or(0);
+        }
+    }
+    Ok(json!({
+        "hash_over_linear": round(mean(&mean_rate[0]) / mean(&mean_rate[1])),
+        "hash_gbit": round(mean(&mean_rate[0])), "linear_gbit": round(mean(&mean_rate[1])),
+        "hash_collisions": collisions[0], "linear_collisions": collisions[1],
+    }))
+}
+
+/// Goodput of a job on so many aggregators, and the lowest and highest over ten operations.
+fn on_aggregators(count: u32, no_congestion_control: bool, seed: u64) -> Result<(f64, f64, f64), String> {
+    let mut sim = cluster(&[9], link(10 * GBIT), link(10 * GBIT), count, seed);
+    let comparison = Comparison { no_congestion_control, ..Comparison::default() };
+    let spec = job((0..8).collect(), 8, Mode::Shared, (0, count), 200, 62 * 250);
+    sim.add_job(JobSpec { slots: 256, max_window: 256, comparison, ..spec });
+    run(&mut sim, LIMIT)?;
+    let times: Vec<Nanos> = sim.jobs[0].operation_ends.iter().copied().step_by(10).collect();
+    let bits = (62 * 250 * 4 * 8 * 10) as f64;
+    let rates: Vec<f64> = times.windows(2).skip(1).map(|w| bits / (w[1] - w[0]).max(1) as f64).collect();
+    let low = rates.iter().copied().fold(f64::MAX, f64::min);
+    let high = rates.iter().copied().fold(0.0, f64::max);
+    Ok((goodput(&sim, 0), low, high))
+}
+
+fn congestion(seeds: &[u64]) -> Result<Value, String> {
+    let (mut with, mut without) = (Vec::new(), Vec::new());
+    let (mut with_range, mut without_range) = (Vec::new(), Vec::new());
+    let plenty = on_aggregators(256, false, seeds[0])?.0;
+    let mut need = 4;
+    while need < 256 && on_aggregators(need, false, seeds[0])?.0 < 0.95 * plenty {
+        need += 4;
+    }
+    for seed in seeds {
+        let (g, low, high) = on_aggregators(need / 2, false, *seed)?;
+        with.push(g);
+        with_range.push([round(low), round(high)]);
+        let (g, low, high) = on_aggregators(need / 2, true, *seed)?;
+        without.push(g);
+        without_range.push([round(low), round(high)]);
+    }
+    let shares: Vec<f64> = two_jobs(seeds)?;
+    Ok(json!({
+        "aggregators_needed": need, "plenty": round(plenty), "with": round(mean(&with)), "without": round(mean(&without)), "with_range": with_range,
+        "without_range": without_range, "jain": round(jain(&shares)), "unit": "Gbit/s",
+    }))
+}
+
+/// Goodputs of two jobs whose PSes share a link, on few aggregators.
+fn two_jobs(seeds: &[u64]) -> Result<Vec<f64>, String> {
+    let mut rates = vec![0.0; 2];
+    for seed in seeds {
+        let mut sim = cluster(&[4, 4, 2], link(10 * GBIT), link(10 * GBIT), 256, *seed);
+        for j in 0..2u32 {
+            let spec = job((4 * j..4 * j + 4).collect(), 8 + j, Mode::Shared, (0, 256), 40, 62 * 500);
+            sim.add_job(JobSpec { slots: 256, max_window: 256, ..spec });
+        }
+        run(&mut sim, LIMIT)?;
+        for (j, r) in rates.iter_mut().enumerate() {
+            *r += goodput(&sim, j);
+        }
+    }
+    Ok(rates)
 }
 
 fn fairness(seeds: &[u64]) -> Result<Value, String> {
@@ -245,15 +343,16 @@ fn fairness(seeds: &[u64]) -> Result<Value, String> {
         let (a, b) = (goodput(&sim, 0), goodput(&sim, 1));
         gaps.push((a - b).abs() / a.max(b));
 
-        // A job and four flows share the link to the PS.
+        // A job with packets as large as theirs and four flows share the link to the PS.
         let mut sim = cluster(&[9], link(10 * GBIT), link(10 * GBIT), 1024, *seed);
-        sim.add_job(job((0..4).collect(), 4, Mode::Shared, (0, 1024), 4000, 6200));
+        let spec = job((0..4).collect(), 4, Mode::Shared, (0, 1024), 4000, 350 * 100);
+        sim.add_job(JobSpec { values: VALUES_LARGE, ..spec });
         for f in 0..4 {
             sim.add_flow(Flow::new(5 + f, 4, 100_000, LIMIT));
         }
         let end = 100 * MS;
         run(&mut sim, end)?;
-        let mut r = vec![goodput(&sim, 0) * (HEADER_BYTES + 42 + 248) as f64 / 248.0];
+        let mut r = vec![goodput(&sim, 0) * (HEADER_BYTES + 42 + 1400) as f64 / 1400.0];
         r.extend(sim.flows.iter().map(|f| f.delivered as f64 * 8.0 / end as f64 * 1514.0 / 1472.0));
         indexes.push(jain(&r));
         rates.push(r.iter().map(|v| round(*v)).collect::<Vec<_>>());
@@ -264,7 +363,7 @@ fn fairness(seeds: &[u64]) -> Result<Value, String> {
 fn scale(seed: u64) -> Result<Value, String> {
     let mut sizes = vec![32usize; 32];
     sizes.push(1);
-    let mut sim = cluster(&sizes, link(100 * GBIT), link(400 * GBIT), 4096, seed);
+    let mut sim = cluster(&sizes, link(100 * GBIT), fabric(), 4096, seed);
     let spec = job((0..1024).collect(), 1024, Mode::Shared, (0, 4096), 2, 62 * 400);
     sim.add_job(JobSpec { slots: 512, max_window: 512, ..spec });
     let started = std::time::Instant::now();

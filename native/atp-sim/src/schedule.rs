@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Everything of one run, drawn from its seed: topology, links, jobs, background flows and faults.
 
+use atp_proto::config::Comparison;
 use atp_proto::fixed::Dtype;
 use atp_proto::op::Kind;
 use atp_proto::wire::HEADER_BYTES;
@@ -10,7 +11,7 @@ use crate::check::{Flavour, OpSpec};
 use crate::flow::Flow;
 use crate::net::{LinkSpec, Net};
 use crate::rng::Rng;
-use crate::sim::{Action, JobSpec, Sim, Tune};
+use crate::sim::{Action, JobSpec, Sim};
 
 const MS: Nanos = 1_000_000;
 /// Virtual time after which what has not ended is stuck.
@@ -184,7 +185,7 @@ pub fn build(seed: u64) -> Outcome {
             lone_level1: rng.chance(0.5),
             level0_only: rng.chance(0.1),
             linger,
-            tune: Tune::default(),
+            comparison: Comparison::default(),
         }));
     }
     let mut flows = 0;

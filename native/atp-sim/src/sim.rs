@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
+use atp_proto::config::Comparison;
 use atp_proto::wire::{HEADER_BYTES, Header, UDP_PORT};
 use atp_proto::worker::Submission;
 use atp_proto::{Config, Endpoint, Mode, Nanos, ParameterServer, Role, Worker};
@@ -49,13 +50,8 @@ pub struct JobSpec {
     pub level0_only: bool,
     /// Time between the end of the job and its removal from the switches.
     pub linger: Nanos,
-    /// Tweak the transport's configuration further (comparisons).
-    pub tune: Tune,
+    pub comparison: Comparison,
 }
-
-/// What comparisons change in the transport.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Tune {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobState {
@@ -72,6 +68,7 @@ pub struct Job {
     pub state: JobState,
     pub epoch: u32,
     pub job_id: u8,
+    config: Option<Config>,
     endpoints: Vec<u32>,
     /// By rank, in this epoch.
     submitted: Vec<usize>,
@@ -87,7 +84,9 @@ pub struct Job {
     pub ended_at: Nanos,
     errors: usize,
     pub restarts: u32,
-    /// Per worker: bytes of results.
+    /// When operations ended at rank 0.
+    pub operation_ends: Vec<Nanos>,
+    /// Of all workers: bytes of results.
     pub bytes_done: u64,
 }
 
@@ -317,6 +316,7 @@ impl Sim {
             state: JobState::Waiting,
             epoch: 0,
             job_id: 0,
+            config: None,
             endpoints: Vec::new(),
             submitted: vec![0; n],
             completed: vec![0; n],
@@ -328,6 +328,7 @@ impl Sim {
             ended_at: 0,
             errors: 0,
             restarts: 0,
+            operation_ends: Vec::new(),
             bytes_done: 0,
         });
         self.open_jobs += 1;
@@ -956,6 +957,7 @@ impl Sim {
         if old != 0 {
             self.leave(&tors, old);
         }
+        self.jobs[job as usize].config = Some(self.config(job));
         let programs = self.programs(&spec, &tors);
         for (t, program) in tors.iter().zip(programs) {
             // The ID is taken at once, the entries come when the agent gets to it.
@@ -1086,7 +1088,8 @@ impl Sim {
             .collect()
     }
 
-    fn config(&self, job: u32, role: Role, rank: u16) -> Config {
+    /// The assignment of shard 0, as the operator would write it. The others differ in role and rank.
+    fn config(&self, job: u32) -> Config {
         let j = &self.jobs[job as usize];
         let spec = &j.spec;
         let places = self.places(spec);
@@ -1111,8 +1114,7 @@ impl Sim {
         let text = serde_json::json!({
             "job": format!("job-{job}"), "epoch": j.epoch, "jobId": j.job_id,
             "mode": match spec.mode { Mode::Shared => "Shared", Mode::Reserved => "Reserved", Mode::HostOnly => "HostOnly" },
-            "role": match role { Role::Worker => "worker", Role::ParameterServer => "parameterServer" },
-            "rank": rank, "valuesPerPacket": spec.values, "scale": spec.scale, "regions": regions,
+            "role": "parameterServer", "rank": 0, "valuesPerPacket": spec.values, "scale": spec.scale, "regions": regions,
             "indexTableSize": spec.slots, "maxWindow": spec.max_window,
             "stallTimeoutSeconds": spec.stall_timeout as f64 * 1e-9,
             "workers": workers, "parameterServers": servers,
@@ -1132,10 +1134,12 @@ impl Sim {
         let n = j.spec.workers.len() as u16;
         let (role, rank) = if index < n { (Role::Worker, index) } else { (Role::ParameterServer, index - n) };
         let host = if index < n { j.spec.workers[usize::from(rank)] } else { j.spec.servers[usize::from(rank)] };
-        let config = self.config(job, role, rank);
+        let comparison = j.spec.comparison;
+        let template = j.config.as_ref().expect("made with the epoch");
+        let config = Config { role, rank, ..template.clone() };
         let machine = match role {
-            Role::Worker => Machine::Worker(Box::new(Worker::new(config).expect("role worker"))),
-            Role::ParameterServer => Machine::Server(Box::new(ParameterServer::new(config).expect("role PS"))),
+            Role::Worker => Machine::Worker(Box::new(Worker::compared(config, comparison).expect("role worker"))),
+            Role::ParameterServer => Machine::Server(Box::new(ParameterServer::compared(config, comparison).expect("role PS"))),
         };
         let e = self.running.len() as u32;
         self.running.push(Running { machine, host, job, epoch, rank, armed: Nanos::MAX, alive: true, handled: 0 });
@@ -1208,6 +1212,9 @@ impl Sim {
             j.expected.entry(k).or_insert_with(|| (Expected::new(&op, Self::salt(job, k), ranks, values, scale), 0));
         *seen += 1;
         let result = expected.verify(event.memory.source());
+        if r == 0 {
+            j.operation_ends.push(now);
+        }
         j.bytes_done += (op.count * op.dtype.size()) as u64;
         if *seen == ranks {
             j.expected.remove(&k);
