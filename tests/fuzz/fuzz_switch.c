@@ -324,7 +324,7 @@ static void set_job(struct input *in) {
         .values = profiles[shape & 7], .full0 = fulls[shape >> 3 & 7], .full1 = fulls[byte(in) & 7]};
     int expected = 0;
 
-    c.group = place & 3;
+    c.group = (place & 3) % (GROUPS + 1);
     c.region_count = place >> 2 & 7;
     for (uint32_t i = 0; i < ATP_REGIONS_MAX; i++) {
         uint32_t at = byte(in);
