@@ -148,9 +148,9 @@ impl Expected {
         let mut rules = Vec::new();
         let mut raw = Vec::new();
         if op.flavour != Flavour::Small {
-            for c in 0..chunks {
+            for (c, encodable) in encodable.iter().enumerate() {
                 let range = c * values..((c + 1) * values).min(op.count);
-                let must = !encodable[c] || sum[range.clone()].iter().any(|s| !inside(*s));
+                let must = !encodable || sum[range.clone()].iter().any(|s| !inside(*s));
                 let may = range.clone().any(|i| !inside(positive[i]) || !inside(sum[i] - positive[i]));
                 rules.push(if must {
                     Rule::Raw

@@ -15,6 +15,7 @@ const USAGE: &str = "\
 atp-sim: the ATP transport and the switch core in virtual time
 
   atp-sim fuzz --seeds A:B [--json] [--coverage]   run the schedules of the seeds A..B (B excluded)
+          [--damage SHARE]                         change a value in so many packets: the check of the checks
   atp-sim replay SEED [--pcap FILE] [--quiet]      run one schedule again and print every packet
   atp-sim scenario NAME [--seed N] [--runs N] [--json]   measure one of the figures, over N seeds from N on
   atp-sim list                                     the scenarios
@@ -82,6 +83,9 @@ fn range(text: &str) -> Result<(u64, u64), String> {
 fn fuzz(mut args: Args) -> Result<ExitCode, String> {
     let as_json = args.flag("--json");
     let coverage = args.flag("--coverage");
+    let damage = args
+        .value("--damage")?
+        .map_or(Ok(0.0), |t| t.parse().map_err(|_| format!("--damage is {t}, it must be a share")))?;
     let seeds = args.value("--seeds")?.ok_or("fuzz needs --seeds A:B")?;
     args.end()?;
     let (from, to) = range(&seeds)?;
@@ -93,6 +97,7 @@ fn fuzz(mut args: Args) -> Result<ExitCode, String> {
     let mut totals: BTreeMap<String, u64> = BTreeMap::new();
     for seed in from..to {
         let mut run = schedule::build(seed);
+        run.sim.net.damage = damage;
         run.sim.run(LIMIT);
         packets += run.sim.net.hops;
         virtual_ns += run.sim.ended;

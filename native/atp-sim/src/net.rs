@@ -217,6 +217,8 @@ pub struct Net {
     free_buffers: Vec<u32>,
     /// Packets that went over a link.
     pub hops: u64,
+    /// Share of ATP packets in which a value is changed on the way: the properties must notice.
+    pub damage: f64,
     /// Fate of the last `send`, for traces.
     pub last_fate: Fate,
 }
@@ -245,6 +247,7 @@ impl Net {
             references: Vec::new(),
             free_buffers: Vec::new(),
             hops: 0,
+            damage: 0.0,
             last_fate: Fate::Sent,
         };
         // A host's own queue does not mark, and the sockets' back-pressure keeps it from overflowing.
@@ -436,6 +439,12 @@ impl Net {
             self.drop_packet(id);
             return;
         }
+        if self.damage > 0.0 && self.packets[id as usize].buffer != NO_BUFFER && self.rng.chance(self.damage) {
+            let data = self.data_mut(id);
+            let last = data.len() - 1;
+            data[last] ^= 1;
+        }
+        let link = &mut self.links[link_id as usize];
         self.last_fate = Fate::Sent;
         if link.spec.duplicate > 0.0 && self.rng.chance(link.spec.duplicate) {
             self.links[link_id as usize].stats.duplicated += 1;

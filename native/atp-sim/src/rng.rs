@@ -12,14 +12,14 @@ impl Rng {
         Self(mix(seed ^ 0x6174_702d_7369_6d00))
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
     /// Below `n`, 0 for 0.
     pub fn below(&mut self, n: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
+        ((u128::from(self.draw()) * u128::from(n)) >> 64) as u64
     }
 
     /// In `low..=high`.
@@ -28,12 +28,12 @@ impl Rng {
     }
 
     pub fn chance(&mut self, p: f64) -> bool {
-        ((self.next() >> 11) as f64) < p * (1u64 << 53) as f64
+        ((self.draw() >> 11) as f64) < p * (1u64 << 53) as f64
     }
 
     /// Logarithmically uniform in `low..=high`.
     pub fn log_range(&mut self, low: f64, high: f64) -> f64 {
-        let u = (self.next() >> 11) as f64 / (1u64 << 53) as f64;
+        let u = (self.draw() >> 11) as f64 / (1u64 << 53) as f64;
         low * (high / low).powf(u)
     }
 

@@ -87,7 +87,7 @@ pub fn build(seed: u64) -> Outcome {
     };
     let fabric = LinkSpec { rate: rate * rng.range(1, 8), ..host };
     let values_max = if rng.chance(0.15) { 350 } else { 62 };
-    let mut net = Net::new(&racks, host, fabric, HEADER_BYTES + 4 * values_max, rng.next());
+    let mut net = Net::new(&racks, host, fabric, HEADER_BYTES + 4 * values_max, rng.draw());
     // One bad link among good ones.
     if rng.chance(0.15) {
         let link = rng.below(net.links.len() as u64) as u32;
@@ -225,10 +225,10 @@ pub fn build(seed: u64) -> Outcome {
                     off: rng.log_range(1e4, 2e8) as Nanos,
                     program_after: rng.log_range(1e4, 2e8) as Nanos,
                 },
-                1 => Action::StopAggregating { tor, pick: rng.next(), back_after: None },
+                1 => Action::StopAggregating { tor, pick: rng.draw(), back_after: None },
                 2 | 3 => Action::StopAggregating {
                     tor,
-                    pick: rng.next(),
+                    pick: rng.draw(),
                     back_after: Some(rng.log_range(1e4, 1e8) as Nanos),
                 },
                 4 => Action::Reprogram { tor },

@@ -1139,7 +1139,9 @@ impl Sim {
         let config = Config { role, rank, ..template.clone() };
         let machine = match role {
             Role::Worker => Machine::Worker(Box::new(Worker::compared(config, comparison).expect("role worker"))),
-            Role::ParameterServer => Machine::Server(Box::new(ParameterServer::compared(config, comparison).expect("role PS"))),
+            Role::ParameterServer => {
+                Machine::Server(Box::new(ParameterServer::compared(config, comparison).expect("role PS")))
+            }
         };
         let e = self.running.len() as u32;
         self.running.push(Running { machine, host, job, epoch, rank, armed: Nanos::MAX, alive: true, handled: 0 });
@@ -1263,10 +1265,12 @@ impl Sim {
             Some((victim, at)) => {
                 let spec = &j.spec;
                 let took = now.saturating_sub(at);
-                let named = match victim {
-                    Victim::Worker(v) => text.contains(&format!("rank {v} ")),
-                    Victim::Server(_) => text.contains("does not answer"),
-                };
+                // A server that forgot may also miss ranks that had finished.
+                let named = j.amnesia
+                    || match victim {
+                        Victim::Worker(v) => text.contains(&format!("rank {v} ")),
+                        Victim::Server(_) => text.contains("does not answer"),
+                    };
                 let late = took > 2 * spec.stall_timeout + 1_000_000_000;
                 let mut problem = String::new();
                 if !named {
