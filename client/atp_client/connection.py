@@ -100,6 +100,15 @@ def _megabytes(name: str, default: int) -> int:
     return value
 
 
+def _broken(error: OSError | None) -> SidecarLostError:
+    """The sidecar's end of the connection is gone: whether reading or writing noticed it first, it means the same."""
+    detail = f" ({error})" if error is not None else ""
+    return SidecarLostError(
+        f"the ATP sidecar closed the connection{detail}: it was killed or restarted; "
+        "see kubectl logs <pod> -c atp-sidecar --previous"
+    )
+
+
 class Request:
     """One all-reduce on its way.
 
@@ -321,12 +330,9 @@ class Connection:
             try:
                 data = self._socket.recv(65536)
             except OSError as error:
-                raise SidecarLostError(f"the connection to the ATP sidecar broke: {error}") from error
+                raise _broken(error) from error
             if not data:
-                raise SidecarLostError(
-                    "the ATP sidecar closed the connection: it was killed or restarted; "
-                    "see kubectl logs <pod> -c atp-sidecar --previous"
-                )
+                raise _broken(None)
             self._buffer += data
 
     # -- reading
@@ -355,6 +361,8 @@ class Connection:
                     with torch.inference_mode():
                         deliveries = self._read_once()
                 except (AtpError, OSError, RuntimeError) as error:
+                    if isinstance(error, ConnectionError):
+                        error = _broken(error)
                     deliveries = self._fail(
                         error if isinstance(error, AtpError) else SidecarLostError(f"ATP client: {error}")
                     )
@@ -554,7 +562,11 @@ class Connection:
             except (OSError, RuntimeError) as error:
                 # Also when a tensor cannot be read: the peers wait for this operation, it cannot be left out.
                 released = None
-                failure = SidecarLostError(f"the ATP client cannot go on: {error}")
+                failure = (
+                    _broken(error)
+                    if isinstance(error, ConnectionError)
+                    else SidecarLostError(f"the ATP client cannot go on: {error}")
+                )
                 for deliver in self._fail(failure):
                     deliver()
             finally:
@@ -642,7 +654,7 @@ class Connection:
             try:
                 self._send({"type": "stats"})
             except OSError as error:
-                raise SidecarLostError(f"the connection to the ATP sidecar broke: {error}") from error
+                raise _broken(error) from error
         if not waiter.ready.wait(timeout):
             raise SidecarLostError(f"the ATP sidecar did not answer a question for its metrics within {timeout:g} s")
         if waiter.answer is None:
