@@ -478,55 +478,108 @@ static void check_aggregator(uint32_t index) {
         MUST(memcmp(values, a->v, 4 * m.job[a->key >> 24].c.values) == 0);
 }
 
-static void packet(struct input *in) {
-    static const int32_t edges[] = {0,
-                                    1,
-                                    -1,
-                                    INT32_MAX,
-                                    INT32_MIN,
-                                    INT32_MAX - 1,
-                                    INT32_MIN + 1,
-                                    1 << 30,
-                                    -(1 << 30),
-                                    (1 << 30) - 1,
-                                    1 << 29,
-                                    -(1 << 29) - 1,
-                                    1 << 26,
-                                    123456789,
-                                    -7,
-                                    1000};
-    static const uint32_t sequences[] = {0, 1, 0xffffff, 0x800000};
-    uint32_t who = byte(in), bits = byte(in), flags = byte(in), place = byte(in), pattern = byte(in);
-    uint32_t id = 1 + (who & 3), port = 1 + (who >> 2 & 7) % (PORTS - 1),
-             values = id <= JOBS && m.job[id].known ? m.job[id].c.values : 62;
-    size_t length = 16 + 4 * (size_t)values;
-    struct expected e = {0};
-    uint8_t *payload, *model;
+struct shape {
+    uint32_t key, bitmap0, bitmap1, flags, port, pattern;
+    bool ce;
+    size_t length;
+};
 
-    if (flags & 0x80) /* a length of its own */
-        length = byte(in) * 6;
-    payload = calloc(1, length ? length : 1);
-    model = calloc(1, length ? length : 1);
+static void packet(const struct shape *p) {
+    /* Many near 2^30, where the sums of a few values leave int32. */
+    static const int32_t edges[] = {
+        0,          (1 << 30) - 1, -1,      INT32_MAX,      INT32_MIN, INT32_MAX - 1, (1 << 30) - 1, 1 << 30,
+        -(1 << 30), (1 << 30) - 1, 1 << 29, -(1 << 29) - 1, 1 << 26,   INT32_MIN + 1, -(1 << 30),    1000};
+    struct expected e = {.length = p->length};
+    uint8_t *payload = calloc(1, p->length ? p->length : 1); /* so that one byte too far is found */
+    uint8_t *model = calloc(1, p->length ? p->length : 1);
+
     MUST(payload != NULL && model != NULL);
-    if (length >= 16) {
-        put32(payload, id << 24 | sequences[who >> 6]);
-        put32(payload + 4, (bits & 8 ? 1u << (bits & 3) % BITS : bits & 7));
-        put32(payload + 8, (bits & 0x80 ? 1u << (bits >> 4 & 3) % BITS : bits >> 4 & 7));
-        put32(payload + 12,
-              (flags & 0x3f) << 16 | (place & 15) | (uint32_t)(place >> 6 == 3) << 15 | (place & 0x20) << 22);
+    if (p->length >= 16) {
+        put32(payload, p->key);
+        put32(payload + 4, p->bitmap0);
+        put32(payload + 8, p->bitmap1);
+        put32(payload + 12, p->flags);
     }
-    for (size_t i = 16; i + 4 <= length; i += 4) {
-        uint32_t step = pattern >> 4;
-        put32(payload + i, (uint32_t)edges[(pattern + (i / 4 - 4) % 7 * step) & 15]);
-    }
-    memcpy(model, payload, length);
-    e.length = length;
-    e.count = model_packet(port, 77, flags >> 6 & 1, model, length, e.out);
-    MUST(atp_switch_process(sw, port, 77, flags >> 6 & 1, payload, length, m.now, emit, &e) == 0);
+    for (size_t i = 16; i + 4 <= p->length; i += 4)
+        put32(payload + i, (uint32_t)edges[(p->pattern + (i / 4 - 4) % 7 * (p->pattern >> 4)) & 15]);
+    memcpy(model, payload, p->length);
+    e.count = model_packet(p->port, 77, p->ce, model, p->length, e.out);
+    MUST(atp_switch_process(sw, p->port, 77, p->ce, payload, p->length, m.now, emit, &e) == 0);
     MUST(e.next == e.count);
     free(payload);
     free(model);
-    check_aggregator(place & 7);
+    check_aggregator(p->flags & 7);
+}
+
+static size_t length_of(uint32_t id) {
+    return 16 + 4 * (size_t)(id <= JOBS && m.job[id].known ? m.job[id].c.values : 62);
+}
+
+/* Any header, any port, now and then any length. */
+static void any_packet(struct input *in) {
+    static const uint32_t sequences[] = {0, 1, 0xffffff, 0x800000};
+    uint32_t who = byte(in), bits = byte(in), flags = byte(in), place = byte(in), id = 1 + (who & 3);
+    struct shape p = {.key = id << 24 | sequences[who >> 6],
+                      .bitmap0 = bits & 8 ? 1u << (bits & 3) % BITS : bits & 7,
+                      .bitmap1 = bits & 0x80 ? 1u << (bits >> 4 & 3) % BITS : bits >> 4 & 7,
+                      .flags = (flags & 0x3f) << 16 | (place & 15) | (uint32_t)(place >> 6 == 3) << 15 |
+                               (place & 0x20) << 22,
+                      .port = 1 + (who >> 2 & 7) % (PORTS - 1),
+                      .pattern = byte(in),
+                      .ce = flags >> 6 & 1,
+                      .length = length_of(id)};
+
+    if (flags & 0x80)
+        p.length = byte(in) * 6;
+    packet(&p);
+}
+
+/* What a worker, or the switch below, would send: admitted, right length, right index; most often whoever is missing.
+ */
+static void gradient(struct input *in) {
+    uint32_t who = byte(in), how = byte(in), id = 1 + (who & 3) % JOBS, bit = (who >> 4 & 3) % BITS;
+    const struct model_job *job = &m.job[id];
+    const struct atp_region *region = &job->c.region[0];
+    uint32_t level = job->c.full1 && job->c.full0 ? who >> 3 & 1 : job->c.full1 != 0;
+    uint32_t key = id << 24 | ((how & 0x40) && (who >> 2 & 1)), index = region->start;
+    struct shape p = {.key = key, .pattern = byte(in), .ce = (how & 0x30) == 0x30, .length = length_of(id)};
+
+    if (region->size > 1)
+        index += how >> 6 & 1;
+    if (!(how & 0x80) && index < AGGREGATORS && m.a[index].key == key && m.a[index].level == level)
+        for (uint32_t i = 0; i < BITS; i++)
+            if (m.a[index].full & ~m.a[index].bitmap & 1u << i)
+                bit = i;
+    p.flags = index;
+    p.bitmap0 = level ? 1 : 1u << bit;
+    p.bitmap1 = level ? 1u << bit : 1;
+    p.port = job->admission[level][bit][0];
+    if ((how & 3) == 3)
+        p.flags |= ATP_F_RESEND;
+    if ((how & 12) == 12)
+        p.flags |= ATP_F_ECN;
+    if (level && (who & 0xc0) == 0xc0)
+        p.port = job->transit_port[bit][0]; /* a rack that is not complete */
+    else if (level)
+        p.flags |= ATP_F_EDGE;
+    if (p.port == 0)
+        p.port = 1;
+    packet(&p);
+}
+
+/* The parameter server's answer to what an aggregator holds. */
+static void ack(struct input *in) {
+    uint32_t which = byte(in), index = which & 7, id = m.a[index].key >> 24;
+    struct shape p = {.flags = ATP_F_ACK | index, .port = PORT_PS};
+
+    id = id ? id : 1;
+    p.key = m.a[index].key ? m.a[index].key : id << 24;
+    p.flags |= which & 8 ? ATP_F_EDGE : 0;
+    p.flags |= which & 16 ? ATP_F_COLLISION : 0;
+    p.length = length_of(id);
+    if (ps_port(&m.job[id]))
+        p.port = ps_port(&m.job[id]);
+    packet(&p);
 }
 
 static void check_counters(void) {
@@ -566,7 +619,20 @@ static void sweep(void) {
 static void step(struct input *in) {
     uint32_t op = byte(in), id = op >> 4, port;
     int expected;
+    bool add;
 
+    if (op >= 0xe0) {
+        ack(in);
+        return;
+    }
+    if (op >= 0x80) {
+        gradient(in);
+        return;
+    }
+    if (op >= 0x60) {
+        any_packet(in);
+        return;
+    }
     switch (op & 15) {
     case 0:
         set_job(in);
@@ -586,13 +652,12 @@ static void step(struct input *in) {
         transit(in, id != 0);
         break;
     case 4:
+        add = id != 0;
+        id = byte(in) % (JOBS + 1);
         port = byte(in) % PORTS;
-        expected = id % (JOBS + 1) == 0 || port == 0
-                       ? -EINVAL
-                       : change(m.job[id % (JOBS + 1)].ps, ATP_PS_PORTS_MAX, port, id < 12);
-        id %= JOBS + 1;
-        MUST((op >> 4 < 12 ? atp_switch_set_ps_port(sw, (uint8_t)id, port)
-                           : atp_switch_delete_ps_port(sw, (uint8_t)id, port)) == expected);
+        expected = id == 0 || port == 0 ? -EINVAL : change(m.job[id].ps, ATP_PS_PORTS_MAX, port, add);
+        MUST((add ? atp_switch_set_ps_port(sw, (uint8_t)id, port) : atp_switch_delete_ps_port(sw, (uint8_t)id, port)) ==
+             expected);
         break;
     case 5:
         group(in);
@@ -601,13 +666,13 @@ static void step(struct input *in) {
         rate(in);
         break;
     case 7:
-        m.now += id << 16; /* 0 to about T */
+        m.now += id << 16; /* 0 to about a third of T */
         break;
     case 8:
         m.now += id ? STALE + id : 0;
         break;
     case 9:
-        m.now -= id < 8 ? id * 100 : 0; /* cores whose clocks differ a little */
+        m.now -= id * 100; /* cores whose clocks differ a little */
         break;
     case 10:
         sweep();
@@ -618,29 +683,26 @@ static void step(struct input *in) {
         MUST(model_occupancy(0) <= AGGREGATORS);
         break;
     default:
-        packet(in);
         break;
     }
 }
 
-/* A job that works, so that short inputs reach the aggregators: 2 workers, level 0; or level 1; or both. */
-static void setup(uint32_t how) {
+/* Jobs that work, so that short inputs reach the aggregators: job 1 at level 0, job 2 at level 1 with larger packets.
+ */
+static void setup(void) {
     static const uint8_t prologue[] = {
-        0x00, 1,    0x18, 0x05, 0,    0x80, 0x80, 0,    0,    /* job 1: 62 values, full0 = 0b111 */
+        0x00, 1,    0x18, 0x05, 0,    0x80, 0,    0,    0, /* job 1: 62 values, full0 = 0b111, group 1, all indexes */
         0x12, 0x11, 0x01, 0x12, 0x12, 0x02, 0x12, 0x13, 0x04, /* ports 1..3 set bits 0..2 at level 0 */
-        0x14, 5,                                              /* PS port 5 */
+        0x14, 1,    5,                                        /* PS port 5 */
         0x05, 1,    2,    1,    2,                            /* group 1 */
-    };
-    static const uint8_t second[] = {
-        0x00, 2,    0x02, 0x04, 2,    0x80, 0x80, 0,    0,             /* job 2: 350 values, full1 = 0b11 */
-        0x12, 0x21, 0x11, 0x12, 0x22, 0x12, 0x13, 0x24, 0xf1, 0x24, 5, /* two racks, transit of rack 0, PS port 5 */
+        0x00, 2,    0x02, 0x04, 3,    0x80, 0,    0,    0,    /* job 2: 350 values, full1 = 0b111, no group */
+        0x12, 0x21, 0x11, 0x12, 0x22, 0x12, 0x12, 0x23, 0x14, /* ports 1..3 set bits 0..2 at level 1 */
+        0x13, 0x24, 0xf1, 0x13, 0x24, 0xf2,                   /* transit of racks 0 and 1 at port 4 */
+        0x14, 2,    5,
     };
     struct input in = {prologue, sizeof(prologue)};
 
     while (in.left)
-        step(&in);
-    in = (struct input){second, sizeof(second)};
-    while (how & 1 && in.left)
         step(&in);
 }
 
@@ -689,7 +751,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size > 2048)
         return 0;
     clear();
-    setup(byte(&in));
+    if (byte(&in) != 0xff)
+        setup();
     while (in.left)
         step(&in);
     check_counters();

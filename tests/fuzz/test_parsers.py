@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parsers of the Python parts: whatever comes in, each answers with its result or with its own kind of error.
 
-ATP_FUZZ_EXAMPLES is the number of examples of each test (200 in the quick run).
+ATP_FUZZ_EXAMPLES is the number of examples of each test (100 in the quick run).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ sys.path.insert(0, str(ROOT / "tests" / "sidecar"))
 from atp_harness import SidecarThread, assignment, sidecar_threads  # noqa: E402
 from raw_client import RawClient  # noqa: E402
 
-EXAMPLES = int(os.environ.get("ATP_FUZZ_EXAMPLES", "200"))
+EXAMPLES = int(os.environ.get("ATP_FUZZ_EXAMPLES", "100"))
 fuzz = settings(
     max_examples=EXAMPLES,
     deadline=None,
