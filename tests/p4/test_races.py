@@ -20,7 +20,7 @@ RACKS = {1: ("w0", "w1"), 2: ("w2",)}
 
 def value_of(worker: str, sequence: int, lane: int) -> int:
     """A number of its own for each worker, sequence and lane: no other set of workers has the same sum."""
-    return (sequence + 1) * 1000 + 10 ** int(worker[1]) * 7 + lane % 2
+    return (sequence + 1) * 1000 + int(10 ** int(worker[1])) * 7 + lane % 2
 
 
 def sum_of(workers: list[str], sequence: int) -> tuple[int, ...]:

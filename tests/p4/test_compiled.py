@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conformance vectors on the compiled bmv2 program, registers included, without bmv2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conformance.switches import frame_of, mac_of
+from conformance.test_vectors import ALL, START_MS, Run, prepare
+from json_switch import PROGRAM, JsonSwitch
+from test_tables import reason_to_skip
+
+pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM.name} is not built: make -C p4 bmv2")
+
+
+@pytest.mark.parametrize(("setup", "vector"), [pytest.param(s, v, id=n) for n, s, v in ALL])
+def test_vector(setup: dict[str, Any], vector: dict[str, Any]) -> None:
+    reason = reason_to_skip(setup, vector)
+    if reason is not None:
+        pytest.skip(reason)
+    switch = JsonSwitch()
+    switch.set_clock(START_MS * 1_000_000)
+    prepare(switch, setup)  # type: ignore[arg-type]
+    run = Run(switch, setup, vector)  # type: ignore[arg-type]
+    for number, step in enumerate(vector["steps"]):
+        try:
+            run.step(step)
+        except AssertionError as error:
+            raise AssertionError(f"step {number}: {error}") from error
+
+
+def test_ordinary_traffic_leaves_as_it_came() -> None:
+    switch = JsonSwitch()
+    arp = mac_of("ps") + mac_of("w0") + b"\x08\x06" + bytes(46)
+    other_udp = frame_of(b"x" * 300, "w0", "ps", udp_port=53)
+    fragment = frame_of(bytes(264), "w0", "ps", fragment=0x2000)
+    options = frame_of(bytes(264), "w0", "ps", options=bytes(4))
+    for frame in (arp, other_udp, fragment, options):
+        assert switch.exchange("w0", frame) == [("ps", frame)]
+    assert switch.exchange("w0", bytes([2, 9, 9, 9, 9, 9]) + arp[6:]) == []
+
+
+def test_broadcast_goes_to_the_group_that_flooding_names() -> None:
+    switch = JsonSwitch()
+    switch.groups[77] = ["w1", "ps"]
+    switch.insert("AtpIngress.l2_forward", [0xFFFFFFFFFFFF], "AtpIngress.flood", [77])
+    arp = b"\xff" * 6 + mac_of("w0") + b"\x08\x06" + bytes(46)
+    assert switch.exchange("w0", arp) == [("w1", arp), ("ps", arp)]
