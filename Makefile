@@ -9,7 +9,7 @@ ATP_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/atp
 export ATP_CACHE
 
 .PHONY: help setup prereqs prereqs-tests venv native softswitch transport proto demo clean-demo test test-unit test-cluster lint format \
-	bench-quick images cluster-up cluster-down lock clean
+	bench-quick fuzz images cluster-up cluster-down lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -67,6 +67,9 @@ test-unit: ## Unit, property, conformance and integration tests, in Rust and Pyt
 
 test-cluster: ## The whole path on the real cluster
 	@PYTHONPATH=hack $(PY) -m pytest -q -m cluster tests/e2e
+
+fuzz: venv ## Fuzz parsers and state machines, FUZZ_SECONDS (600) for each target
+	@$(MAKE) -s -C tests/fuzz long SECONDS=$(or $(FUZZ_SECONDS),600)
 
 lint: venv ## ruff, mypy, clippy, clang-format, stale generated files
 	@PY=$(PY) hack/lint.sh
