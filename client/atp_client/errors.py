@@ -59,4 +59,5 @@ _ADVICE = {
 def from_code(code: str, message: str) -> AtpError:
     """The error for a code and message of the sidecar."""
     kind, advice = _ADVICE.get(code, (SidecarLostError, "see the log of container atp-sidecar in this pod"))
-    return kind(f"ATP {code}: {message} ({advice})")
+    text = f"ATP {code}: {message}"
+    return kind(text if advice in message else f"{text} ({advice})")

@@ -15,12 +15,14 @@ from . import API_VERSION, FINALIZER, LABEL_JOB, LABEL_MANAGED_BY
 from .agent import AgentSession
 from .cache import Store, key_of
 from .desired import desired_jobs
+from .injection import InjectionError
 from .kube import ATP, ApiError, Kube, path
 from .leader import LeaderElection
 from .lifecycle import JobPlan
 from .metrics import Metrics
 from .model import AgentView, Event, Job, Object, Pod, Quota, Switch, rfc3339
 from .planning import Snapshot, plan_cluster
+from .pods import job_pods
 from .settings import Settings
 
 log = logging.getLogger(__name__)
@@ -91,6 +93,33 @@ class Controller:
         """What is wrong with this replica, for the health check; empty when nothing is."""
         stuck = time.monotonic() - self._passed_at
         return f"no pass for {stuck:.0f} s" if stuck > 120 else ""
+
+    async def try_pods(self, raw: Object) -> tuple[list[str], list[str]]:
+        """Ask the API server whether it would take the job's pods, without making them.
+
+        Returns (what it can never take, what it would not take now). A template with a mistake is told at once, to
+        the person who made it, instead of holding quota until the job gives up.
+        """
+        refused: list[str] = []
+        doubts: list[str] = []
+        try:
+            pods = job_pods(Job.from_object(raw), 1, self.settings.sidecar)
+        except (InjectionError, KeyError, ValueError) as error:
+            return [str(error)], []
+        for pod, where in zip(pods[:2], ("spec.parameterServers.template", "spec.workers.template"), strict=False):
+            pod["metadata"].pop("name")
+            pod["metadata"].pop("ownerReferences")
+            pod["metadata"]["generateName"] = "atp-dry-run-"
+            url = path("api/v1", "pods", raw["metadata"]["namespace"])
+            try:
+                query = {"dryRun": "All", "fieldValidation": "Strict"}
+                await self.kube.request("POST", url, pod, query=query, timeout=5.0)
+            except ApiError as error:
+                text = f"{where}: {error.message or error}"
+                (refused if error.code in (400, 422) else doubts).append(text)
+            except (OSError, TimeoutError) as error:
+                log.warning("dry run of the pods of %s: %s", raw["metadata"].get("name"), error)
+        return refused, doubts
 
     # --- the loop --------------------------------------------------------------------------------------------------
 

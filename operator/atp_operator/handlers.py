@@ -86,10 +86,10 @@ def register(registry: kopf.OperatorRegistry, settings: Settings, controller: Co
         id="see_switch_pods",
     )(feed("pods"))
     if settings.webhook_tls_dir:
-        _register_webhooks(registry, settings.sidecar)
+        _register_webhooks(registry, settings.sidecar, controller)
 
 
-def _register_webhooks(registry: kopf.OperatorRegistry, sidecar: SidecarConfig) -> None:
+def _register_webhooks(registry: kopf.OperatorRegistry, sidecar: SidecarConfig, controller: Controller) -> None:
     async def inject_sidecar(body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
         old: Object = copy.deepcopy(dict(body))
         try:
@@ -113,6 +113,10 @@ def _register_webhooks(registry: kopf.OperatorRegistry, sidecar: SidecarConfig) 
         if operation == "UPDATE" and old is not None:
             reject(validate_job_update(dict(old), new))
         _warn(new, warnings)
+        if operation == "CREATE" or (old is not None and dict(old).get("spec") != new.get("spec")):
+            refused, doubts = await controller.try_pods(new)
+            warnings += doubts
+            reject(refused)
 
     async def check_switch(body: kopf.Body, **_: Any) -> None:
         reject(validate_switch(dict(body)))

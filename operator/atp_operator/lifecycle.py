@@ -251,8 +251,8 @@ def _choose_network(job: Job, world: World, *, patient: bool) -> _Network | Refu
     if unknown:
         return Refusal(
             "UnknownSwitch",
-            f"spec.switches names {', '.join(unknown)}: no such ATPSwitch "
-            f"({', '.join(sorted(world.switches)) or 'there is none at all'}); create it or change the list",
+            f"spec.switches names {', '.join(unknown)}, which does not exist; there are: "
+            f"{', '.join(sorted(world.switches)) or 'none at all'}. Create it or change the list",
         )
     allowed = job.spec.switches or tuple(sorted(world.switches))
     unasked = _unasked(job, world)
@@ -364,7 +364,7 @@ def _advance(plan: JobPlan, pods: Sequence[Pod], world: World) -> None:
     plan.delete_pods += _live(stale)
 
     if status.phase == "Running" and status.succeeded == job.spec.workers:
-        _end(plan, "Succeeded", "AllWorkersSucceeded", f"all {job.spec.workers} workers succeeded", pods, world)
+        _end(plan, "Succeeded", "AllWorkersSucceeded", f"all workers succeeded ({job.spec.workers})", pods, world)
         return
     deadline = (status.start_time or world.now) + job.spec.deadline if job.spec.deadline else None
     if deadline is not None and status.start_time is not None:
@@ -382,6 +382,11 @@ def _advance(plan: JobPlan, pods: Sequence[Pod], world: World) -> None:
         return
     if status.not_before is not None and world.now < status.not_before:
         plan.wake(status.not_before)
+        return
+    if status.placement is None and stale:
+        # A trainer of the old epoch that still runs would meet those of the new one, and break them.
+        text = f"epoch {status.epoch} begins when the last {len(stale)} pods of the one before have ended"
+        plan.now_is("Admitted", "WaitingForOldPods", text)
         return
     if status.placement is None:
         _gather(plan, current, {p.name for p in pods} - set(current), world)

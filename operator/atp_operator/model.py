@@ -571,11 +571,16 @@ def _trouble(status: Mapping[str, Any]) -> tuple[str, str] | None:
     return None
 
 
+LAST_WORDS = 600
+"""Characters of a failed container's message that are kept, from its end."""
+
+
 def _failure(status: Mapping[str, Any]) -> str:
     for entry in [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]:
         ended = (entry.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode"):
-            detail = f": {ended['message']}" if ended.get("message") else ""
+            words = str(ended.get("message") or "").strip()
+            detail = f": {words[-LAST_WORDS:]}" if words else ""
             return f"container {entry['name']} exited with {ended['exitCode']} ({ended.get('reason', 'Error')}){detail}"
     return ": ".join(filter(None, [status.get("reason", ""), status.get("message", "")])) or "the pod failed"
 

@@ -103,15 +103,26 @@ def _server_template(sidecar: SidecarConfig) -> Object:
     }
 
 
+def _complete_server_template(template: Mapping[str, Any], sidecar: SidecarConfig) -> Object:
+    """The user's template; one without containers (only a node selector, say) keeps the default container."""
+    given, default = template.get("spec") or {}, _server_template(sidecar)["spec"]
+    if given.get("containers"):
+        return dict(template)
+    return {**template, "spec": {**default, **given, "containers": default["containers"]}}
+
+
 def _pod(job: Job, epoch: int, role: str, index: int, sidecar: SidecarConfig) -> Object:
     worker = role == ROLE_WORKER
     template: Mapping[str, Any] = (
-        job.spec.worker_template if worker else job.spec.server_template or _server_template(sidecar)
+        job.spec.worker_template if worker else _complete_server_template(job.spec.server_template or {}, sidecar)
     )
     name = worker_name(job.name, index) if worker else server_name(job.name, index)
     meta = template.get("metadata") or {}
     spec: Object = copy.deepcopy(dict(template.get("spec") or {}))
     spec.update({"hostname": name, "subdomain": job.name, "restartPolicy": "Never"})
+    for container in spec.get("containers") or ():
+        # The pod goes with its epoch; its last words stay in the job's events and conditions.
+        container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     if worker:
         env = [
             {"name": "RANK", "value": str(index)},

@@ -68,6 +68,11 @@ class QuotaBook:
                 return Refusal(
                     "QuotaExceeded",
                     f"needs {job.spec.request} aggregators on switch {switch} under quota {quota.name}: "
-                    f"{max(0, quota.aggregators - used)} free of {quota.aggregators}",
+                    f"{max(0, quota.aggregators - used)} free of {quota.aggregators}"
+                    + (
+                        "; it can never fit: ask for less or raise the quota"
+                        if job.spec.request > quota.aggregators
+                        else ""
+                    ),
                 )
         return None

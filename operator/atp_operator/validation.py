@@ -7,6 +7,7 @@ The schema's CEL rules say the same for clusters without the webhook; these hold
 from __future__ import annotations
 
 import math
+import posixpath
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -58,7 +59,7 @@ def validate_job(job: Mapping[str, Any]) -> list[str]:
             f"spec.parameterServers.replicas is {servers['replicas']}: this version supports exactly 1 parameter server"
         )
     if servers.get("template") is not None:
-        errors += _template("spec.parameterServers.template", servers["template"])
+        errors += _template("spec.parameterServers.template", servers["template"], containers=False)
     if spec.get("mode", "Shared") not in MODES:
         errors.append(f"spec.mode is {spec['mode']!r}: one of {', '.join(MODES)}")
     scale = spec.get("scale", wire.SCALE_DEFAULT)
@@ -81,12 +82,16 @@ def validate_job(job: Mapping[str, Any]) -> list[str]:
     return errors
 
 
-def _template(path: str, template: Mapping[str, Any] | None) -> list[str]:
-    if not template:
+def _template(path: str, template: Mapping[str, Any] | None, *, containers: bool = True) -> list[str]:
+    if not template and containers:
         return [f"{path} is missing: give a pod template with at least one container, the first is the trainer"]
+    template = template or {}
     spec = template.get("spec") or {}
     errors: list[str] = []
-    if not spec.get("containers"):
+    for label in ((template.get("metadata") or {}).get("labels") or {}) if containers else ():
+        if str(label).startswith("atp.dev/"):
+            errors.append(f"{path}.metadata.labels: {label} is set by the operator: leave it out")
+    if containers and not spec.get("containers"):
         errors.append(f"{path}.spec.containers is empty: give at least one container, the first is the trainer")
     if spec.get("hostNetwork"):
         errors.append(f"{path}.spec.hostNetwork must be false: the switch knows a worker by the address of its pod")
@@ -102,9 +107,12 @@ def _template(path: str, template: Mapping[str, Any] | None) -> list[str]:
                     f"{path}.spec.{key}[{index}].name {SIDECAR_NAME} belongs to the injected sidecar: choose another"
                 )
             for mount in container.get("volumeMounts") or ():
-                if str(mount.get("mountPath", "")).rstrip("/") == "/run/atp":
+                where = posixpath.normpath("/" + str(mount.get("mountPath", "")).lstrip("/"))
+                where = where.removeprefix("/var") if where.startswith("/var/run") else where
+                if where in ("/", "/run", "/run/atp") or where.startswith("/run/atp/"):
                     errors.append(
-                        f"{path}.spec.{key}[{index}].volumeMounts: /run/atp is the sidecar's: mount elsewhere"
+                        f"{path}.spec.{key}[{index}].volumeMounts: {mount.get('mountPath')} hides the sidecar's "
+                        f"/run/atp: mount elsewhere"
                     )
     for index, volume in enumerate(spec.get("volumes") or ()):
         if volume.get("name") in (SHM_VOLUME, ASSIGNMENT_VOLUME):
@@ -121,8 +129,12 @@ def validate_job_update(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[
         return []
     before, after = old.get("spec") or {}, new.get("spec") or {}
     return [
-        f"spec.{key} cannot change while the job is admitted (phase {status.get('phase')}): set spec.suspend to true "
-        f"first, or make a new job"
+        f"spec.{key} cannot change once the job is admitted (phase {status.get('phase')}): "
+        + (
+            "it has ended, make a new job"
+            if status.get("phase") in ("Succeeded", "Failed")
+            else "set spec.suspend to true first, or make a new job"
+        )
         for key in FROZEN
         if before.get(key) != after.get(key)
     ]
