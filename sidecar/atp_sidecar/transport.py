@@ -67,6 +67,7 @@ _SIGNS = (
     ("Stalled", "no progress for "),
     ("Mismatch", "all ranks must call the same operations"),
     ("Mismatch", "the descriptor came back damaged"),
+    ("PeerGone", "the answer is to another process"),
 )
 
 
