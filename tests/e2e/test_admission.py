@@ -40,6 +40,10 @@ def changed(image: str, path: str, value: Any) -> str:
         ("spec.valuesPerPacket", 63, "valuesPerPacket"),
         ("spec.backoffLimit", -1, "backoffLimit"),
         ("spec.workers.template.spec.hostNetwork", True, "hostNetwork"),
+        ("spec.workers.template.spec.containers", [{"name": "Foo_Bar", "image": "x"}], "Foo_Bar"),
+        ("spec.workers.template.spec.containers", [{"name": "t", "image": "x", "comand": ["true"]}], "comand"),
+        ("spec.workers.template.spec.containers", [{"name": "t", "image": "x", "command": [20]}], "workers.template"),
+        ("spec.workers.template.spec.containers", [{"name": "t", "image": ""}], "image"),
     ],
 )
 def test_bad_job_is_refused_at_apply(

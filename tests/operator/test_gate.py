@@ -75,3 +75,22 @@ def test_a_container_that_cannot_start_is_the_running_jobs_reason() -> None:
     assert (status["phase"], status["reason"]) == ("Running", "GateOpen")
     ready = next(c for c in status["conditions"] if c["type"] == "PodsReady")
     assert ready["status"] == "True"
+
+
+def test_no_pod_of_a_new_epoch_before_the_last_of_the_old_has_ended() -> None:
+    """A trainer that ignores SIGTERM still listens; one of the new epoch would join it and break."""
+    sim = running_job()
+    change(sim, lambda pod: replace(pod, phase="Failed") if pod.name == "j-worker-1" else pod)
+    sim.step()
+    assert sim.jobs["u1"]["status"]["epoch"] == 2
+    leaving = [replace(pod, deleting=True) for pod in sim.pods["team-a/j"] if pod.name == "j-worker-0"]
+    sim.pods["team-a/j"] = list(leaving)
+    for _ in range(5):
+        sim.now += 5
+        sim.step()
+        assert sim.pods["team-a/j"] == leaving
+        assert sim.jobs["u1"]["status"]["reason"] == "WaitingForOldPods"
+    sim.pods["team-a/j"] = []
+    sim.step()
+    assert sorted(pod.name for pod in sim.pods["team-a/j"]) == ["j-ps-0", "j-worker-0", "j-worker-1"]
+    assert {pod.epoch for pod in sim.pods["team-a/j"]} == {2}
