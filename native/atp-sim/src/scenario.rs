@@ -220,7 +220,7 @@ fn three_jobs(mode: Mode, total: u32, jobs: u32, compute: Nanos, seed: u64) -> R
         let region = if mode == Mode::Reserved { (j * (total / jobs), total / jobs) } else { (0, total) };
         let spec = job((first..first + 4).collect(), first + 4, mode, region, 10, 62 * 8000);
         let start = u64::from(j) * compute / 2;
-        let window = 256;
+        let window = 128;
         let compute = (compute, compute + compute / 8);
         sim.add_job(JobSpec { depth: 1, compute, start, slots: window, max_window: window, ..spec });
     }
@@ -277,7 +277,8 @@ fn hash(seeds: &[u64]) -> Result<Value, String> {
 
 /// Goodput of a job on so many aggregators, and the lowest and highest over ten operations.
 fn on_aggregators(count: u32, no_congestion_control: bool, seed: u64) -> Result<(f64, f64, f64), String> {
-    let mut sim = cluster(&[9], link(10 * GBIT), link(10 * GBIT), count, seed);
+    let spec = LinkSpec { delay: 5_000, ..link(10 * GBIT) };
+    let mut sim = cluster(&[9], spec, spec, count, seed);
     let comparison = Comparison { no_congestion_control, ..Comparison::default() };
     let spec = job((0..8).collect(), 8, Mode::Shared, (0, count), 200, 62 * 250);
     sim.add_job(JobSpec { slots: 256, max_window: 256, comparison, ..spec });

@@ -94,6 +94,7 @@ pub fn build(seed: u64) -> Outcome {
         let spec = net.links[link as usize].spec;
         net.links[link as usize].set_spec(LinkSpec { loss: rng.log_range(0.01, 0.25), ..spec });
     }
+    let worst_loss = net.links.iter().map(|l| l.spec.loss).fold(0.0, f64::max);
     let mut sim = Sim::new(net);
     let shared = rng.log_range(4.0, 4096.0) as u32;
     let reserved = 128;
@@ -176,7 +177,8 @@ pub fn build(seed: u64) -> Outcome {
             initial_window: *rng.pick(&[2, 10, 200]),
             scale,
             min_rto: *rng.pick(&[1, 4, 4, 4]) * MS,
-            stall_timeout: if doomed { 3000 * MS } else { 40_000 * MS },
+            // Where much is lost, some packet is lost again and again for seconds.
+            stall_timeout: if doomed && worst_loss < 0.01 { 3000 * MS } else { 40_000 * MS },
             first_sequence: if rng.chance(0.3) { (1 << 24) - rng.log_range(1.0, 3000.0) as u64 } else { 0 },
             ops: (0..ops).map(|_| operation(rng, large || rate < 2_000_000_000)).collect(),
             depth: rng.range(1, 4) as usize,
