@@ -12,7 +12,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 TARGETS = ("packet", "switch", "assignment", "worker", "server", "job")
-SECONDS = int(os.environ.get("ATP_FUZZ_SECONDS", "6"))
+SECONDS = int(os.environ.get("ATP_FUZZ_SECONDS", "5"))
 CLANG = os.environ.get("CLANG", "clang-14")
 
 
