@@ -43,6 +43,7 @@ EXAMPLES = int(os.environ.get("ATP_FUZZ_EXAMPLES", "100"))
 fuzz = settings(
     max_examples=EXAMPLES,
     deadline=None,
+    database=None,
     derandomize="ATP_FUZZ_EXAMPLES" not in os.environ,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
 )
