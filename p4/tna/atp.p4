@@ -611,4 +611,5 @@ control AtpEgressDeparser(packet_out packet, inout egress_headers_t hdr, in egre
 
 Pipeline(AtpParser(), AtpIngress(), AtpIngressDeparser(), AtpEgressParser(), AtpEgress(), AtpEgressDeparser()) pipe;
 
+@pkginfo(name="atp", version="0.1.0", organization="atp.dev")
 Switch(pipe) main;

@@ -399,4 +399,5 @@ control AtpDeparser(packet_out packet, in headers_t hdr) {
     }
 }
 
+@pkginfo(name="atp", version="0.1.0", organization="atp.dev")
 V1Switch(AtpParser(), AtpVerifyChecksum(), AtpIngress(), AtpEgress(), AtpComputeChecksum(), AtpDeparser()) main;

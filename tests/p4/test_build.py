@@ -14,6 +14,9 @@ import pytest
 from finsy.proto import p4i
 from google.protobuf import text_format
 
+from atp_switch_agent.codec import Codec
+from atp_switch_agent.entries import ACTIONS, FIELDS, Entry
+
 ROOT = Path(__file__).resolve().parents[2]
 P4 = ROOT / "p4"
 PUBLISHED = sorted((P4 / "build").glob("*.p4info.txtpb"))
@@ -101,6 +104,22 @@ def test_published_objects_are_those_of_the_contract(path: Path) -> None:
     counters = {c.preamble.alias: c.preamble.id for c in ours.counters}
     wanted_counters = {c.preamble.alias: c.preamble.id for c in contract.counters}
     assert counters == {name: i for name, i in wanted_counters.items() if name not in SOFTWARE_ONLY}
+
+
+@pytest.mark.skipif(not PUBLISHED, reason="p4/build has no p4info: make -C p4, which needs p4c")
+@pytest.mark.parametrize("path", [pytest.param(p, id=p.name) for p in PUBLISHED])
+def test_the_agent_writes_and_reads_every_table_of_the_target(path: Path) -> None:
+    """Same names, other widths: a port has 9 bits here and 32 in the software switch."""
+    codec = Codec(path)
+    assert codec.name.startswith("atp 0.1.0 ")
+    for table, fields in FIELDS.items():
+        _, names = ACTIONS[table]
+        match = tuple((8, 15) if field == "aggregator_index" else 1 for field in fields)
+        entry = Entry(table, match, tuple(range(1, 1 + len(names))))
+        assert codec.decode(codec.encode_entity(entry)) == entry
+    too_wide = Entry("ps_port", (1, 512), ())
+    with pytest.raises(ValueError, match=r"512|ingress_port"):
+        codec.encode_entity(too_wide)
 
 
 @pytest.mark.skipif(not (P4 / "build" / "resources.json").exists(), reason="no report yet: make -C p4, which needs p4c")
