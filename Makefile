@@ -36,8 +36,8 @@ native: softswitch transport
 softswitch: ## Build the switch core: BPF objects, library and relay
 	@$(MAKE) -s -C softswitch all
 
-transport: venv ## Build the transport and install it in .venv
-	@$(PY) hack/transport_wheel.py --install
+transport: venv ## Build the transport and the simulator and install them in .venv
+	@$(PY) hack/native_wheels.py --install
 
 proto: venv ## Generate wire constants and gRPC stubs
 	@$(PY) proto/generate.py
