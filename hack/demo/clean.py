@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from localcluster import cluster, paths, versions
+from localcluster import cluster, images, paths, versions
 
 from .kube import connect
 
@@ -26,6 +26,7 @@ def everything() -> None:
         kube.ctl("delete", "namespace", "atp-system", "--ignore-not-found", timeout=120)
     else:
         cluster.down(here, purge=True)
+        images.purge(here)  # root's, unlike the rest of the cache
         if here.cache.exists():
             shutil.rmtree(here.cache)
     shutil.rmtree(ROOT / "build", ignore_errors=True)
