@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure every scenario of the simulator and draw the figures.
 
-``python bench/simulator/figures.py [--runs N] [--out DIR]`` runs the real transport and the real switch core on simulated
+``python bench/simulator/figures.py [--runs N] [--out DIR]`` runs the real transport and switch core on simulated
 networks, with seeds 1 to N. ``figures.json`` holds all results with their seeds; the SVG files show them.
 """
 

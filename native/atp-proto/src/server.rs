@@ -20,7 +20,7 @@ const NUDGE_WAIT: Nanos = 1_000_000;
 const NUDGE_WAIT_MAX: Nanos = 200_000_000;
 /// A sequence that is open for less gives no notices: each loss makes all workers resend, and as many notices would come
 /// back over the links that lost it.
-const NOTICE_AFTER: Nanos = 1_000_000;
+const NOTICE_AFTER: Nanos = 200_000;
 /// One sequence is answered to the group again at most this often.
 const GROUP_REPEAT: Nanos = 500_000;
 /// Group ACKs in a row that others than the representative had to ask for again, before the group path counts as broken,
