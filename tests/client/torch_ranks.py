@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,9 +51,11 @@ def new_python() -> str:
     with (cache / f"venv-torch-{NEW}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not python.exists() or not _version(str(python)).startswith(NEW):
+            uv = [sys.executable, "-m", "uv"]
+            wanted = [f"torch=={NEW}", "numpy==2.4.6", "scikit-learn==1.9.1"]
             commands = [
-                ["uv", "venv", "-q", "--allow-existing", "--python", "3.11", str(folder)],
-                ["uv", "pip", "install", "-q", "--python", str(python), f"torch=={NEW}", "numpy", "scikit-learn"],
+                [*uv, "venv", "-q", "--allow-existing", "--python", "3.11", str(folder)],
+                [*uv, "pip", "install", "-q", "--python", str(python), *wanted],
             ]
             for command in commands:
                 made = subprocess.run(command, capture_output=True, text=True)

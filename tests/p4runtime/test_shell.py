@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,11 +27,9 @@ def shell_python() -> Path:
     python = ENVIRONMENT / "bin" / "python"
     if python.exists() and stamp.exists() and stamp.read_text() == wanted:
         return python
-    uv = shutil.which("uv")
-    if uv is None:
-        pytest.skip("uv is not installed; it makes the environment of p4runtime-shell")
-    subprocess.run([uv, "venv", "-q", "--clear", "--python", sys.executable, str(ENVIRONMENT)], check=True)
-    install = [uv, "pip", "install", "-q", "--python", str(python), "--require-hashes", "-r", str(REQUIREMENTS)]
+    uv = [sys.executable, "-m", "uv"]
+    subprocess.run([*uv, "venv", "-q", "--clear", "--python", sys.executable, str(ENVIRONMENT)], check=True)
+    install = [*uv, "pip", "install", "-q", "--python", str(python), "--require-hashes", "-r", str(REQUIREMENTS)]
     subprocess.run(install, check=True)
     stamp.write_text(wanted)
     return python
