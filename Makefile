@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 ATP_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/atp
 export ATP_CACHE
 
-.PHONY: help setup prereqs prereqs-tests venv native softswitch transport proto demo clean-demo test test-unit test-cluster lint format \
+.PHONY: help setup prereqs prereqs-tests venv native softswitch transport simulator proto demo clean-demo test test-unit test-cluster lint format \
 	bench-quick fuzz images cluster-up cluster-down lock clean
 
 help: ## List the targets
@@ -31,20 +31,23 @@ $(VENV)/.ready: requirements-dev.txt proto/pyproject.toml operator/pyproject.tom
 	@$(PY) -m pip install -q --no-deps --no-build-isolation -e proto -e operator -e switch-agent -e softswitch -e sidecar -e client
 	@touch $@
 
-native: softswitch transport
+native: softswitch transport simulator
 
 softswitch: ## Build the switch core: BPF objects, library and relay
 	@$(MAKE) -s -C softswitch all
 
-transport: venv ## Build the transport and the simulator and install them in .venv
-	@$(PY) hack/native_wheels.py --install
+transport: venv ## Build the transport and install it in .venv
+	@$(PY) hack/native_wheels.py --install atp-transport
+
+simulator: venv ## Build the simulator and install it in .venv
+	@$(PY) hack/native_wheels.py --install atp-sim
 
 proto: venv ## Generate wire constants and gRPC stubs
 	@$(PY) proto/generate.py
 	@proto/generate-grpc $(PY)
 
 demo: prereqs ## Train a real model through in-network aggregation on this machine
-	@$(MAKE) -s venv native
+	@$(MAKE) -s venv softswitch transport
 	@PYTHONPATH=hack $(PY) -m demo run
 
 clean-demo: ## Remove the demo, the local cluster and its caches

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the wheels of the Rust workspace into ``build/wheels``; ``--install`` puts them in the virtual environment.
+"""Build wheels of the Rust workspace into ``build/wheels``; ``--install`` puts them in the virtual environment.
 
 The transport's abi3 wheel serves the virtual environment and the sidecar's image; the simulator's holds its program. A
 wheel is built again only when one of its sources changed.
@@ -40,6 +40,7 @@ SIMULATOR = Wheel(
     "atp-sim",
     ("native/atp-proto", "native/atp-sim", "native/Cargo.lock", "softswitch/include", "softswitch/src"),
 )
+ALL = (TRANSPORT, SIMULATOR)
 
 
 def sources_digest(wheel: Wheel) -> str:
@@ -89,10 +90,12 @@ def install(wheel: Wheel) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="+", choices=[wheel.name for wheel in ALL], help="the wheels to build")
     parser.add_argument("--install", action="store_true", help="install them in this interpreter's environment")
-    act = install if parser.parse_args().install else build
-    for wheel in (TRANSPORT, SIMULATOR):
-        act(wheel)
+    options = parser.parse_args()
+    for wheel in ALL:
+        if wheel.name in options.names:
+            (install if options.install else build)(wheel)
     return 0
 
 
