@@ -38,6 +38,10 @@ _PROGRAMMED, _PENDING, _FAILED = (
 )
 
 
+# Targets whose sums stay at the end of int32 once there (docs/p4.md, "Saturation").
+STICKY = frozenset({"software-bpf", "software-relay", "bmv2"})
+
+
 class StaleGeneration(Exception):
     """A desired state older than the one in force."""
 
@@ -143,6 +147,8 @@ class Reconciler:
             fan_in_max=32,
             pipeline=self.driver.codec.name,
             version=__version__,
+            # A target that is not known is not trusted to show an overflow.
+            sticky_saturation=facts.target in STICKY,
         )
 
     def observed(self) -> api.ObservedState:

@@ -143,6 +143,7 @@ def test_a_sum_through_the_whole_path(relay: Any, agent: Any, hosts: Hosts, unti
     capabilities = stub.GetCapabilities(api.GetCapabilitiesRequest())
     assert capabilities.target == "software-relay"
     assert list(capabilities.values) == [62, 350]
+    assert capabilities.sticky_saturation
     assert stub.GetObservedState(api.GetObservedStateRequest()).generation == 0
 
     observed = stub.ApplyDesiredState(desired(job()), timeout=15)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.atp_api/switchagent/v1alpha1/switchagent.proto\x12\x1c\x61tp_api.switchagent.v1alpha1\"\x18\n\x16GetCapabilitiesRequest\"\x19\n\x17GetObservedStateRequest\"\xba\x01\n\x0c\x43\x61pabilities\x12\x13\n\x0bswitch_name\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x13\n\x0b\x61ggregators\x18\x03 \x01(\r\x12\x0e\n\x06values\x18\x04 \x03(\r\x12\x18\n\x10multicast_groups\x18\x05 \x01(\r\x12\x0f\n\x07job_ids\x18\x06 \x01(\r\x12\x12\n\nfan_in_max\x18\x07 \x01(\r\x12\x10\n\x08pipeline\x18\x08 \x01(\t\x12\x0f\n\x07version\x18\t \x01(\t\"%\n\x06Region\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0c\n\x04size\x18\x02 \x01(\r\"D\n\x08\x45ndpoint\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x0b\n\x03mac\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\"k\n\x06Member\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x38\n\x08\x65ndpoint\x18\x02 \x01(\x0b\x32&.atp_api.switchagent.v1alpha1.Endpoint\x12\x0b\n\x03\x62it\x18\x03 \x01(\r\x12\x0c\n\x04\x65\x64ge\x18\x04 \x01(\x08\"\\\n\x04Rack\x12\x0b\n\x03\x62it\x18\x01 \x01(\r\x12\x0f\n\x07workers\x18\x02 \x01(\r\x12\x36\n\x06uplink\x18\x03 \x01(\x0b\x32&.atp_api.switchagent.v1alpha1.Endpoint\"\xcc\x02\n\x03Job\x12\x0e\n\x06job_id\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x0e\n\x06values\x18\x05 \x01(\r\x12\x35\n\x07regions\x18\x06 \x03(\x0b\x32$.atp_api.switchagent.v1alpha1.Region\x12\x35\n\x07members\x18\x07 \x03(\x0b\x32$.atp_api.switchagent.v1alpha1.Member\x12\x31\n\x05racks\x18\x08 \x03(\x0b\x32\".atp_api.switchagent.v1alpha1.Rack\x12\x41\n\x11parameter_servers\x18\t \x03(\x0b\x32&.atp_api.switchagent.v1alpha1.Endpoint\x12\x17\n\x0fmulticast_group\x18\n \x01(\r\"x\n\x0c\x44\x65siredState\x12\x13\n\x0bswitch_name\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06writer\x18\x03 \x01(\t\x12/\n\x04jobs\x18\x04 \x03(\x0b\x32!.atp_api.switchagent.v1alpha1.Job\"\xdf\x01\n\tJobStatus\x12\x0e\n\x06job_id\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12<\n\x05state\x18\x04 \x01(\x0e\x32-.atp_api.switchagent.v1alpha1.JobStatus.State\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07message\x18\x06 \x01(\t\"G\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n\nPROGRAMMED\x10\x01\x12\x0b\n\x07PENDING\x10\x02\x12\n\n\x06\x46\x41ILED\x10\x03\"\xb4\x01\n\rObservedState\x12\x13\n\x0bswitch_name\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x11\n\tconnected\x18\x03 \x01(\x08\x12\x0f\n\x07in_sync\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\x35\n\x04jobs\x18\x07 \x03(\x0b\x32\'.atp_api.switchagent.v1alpha1.JobStatus\"*\n\x10TelemetryRequest\x12\x16\n\x0eperiod_seconds\x18\x01 \x01(\x01\"\xd1\x01\n\x0bJobCounters\x12\x0e\n\x06job_id\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12I\n\x08\x63ounters\x18\x04 \x03(\x0b\x32\x37.atp_api.switchagent.v1alpha1.JobCounters.CountersEntry\x12\x1a\n\x12\x61ggregators_in_use\x18\x05 \x01(\r\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xca\x01\n\tTelemetry\x12\x13\n\x0bswitch_name\x18\x01 \x01(\t\x12\x14\n\x0ctime_seconds\x18\x02 \x01(\x01\x12=\n\x08observed\x18\x03 \x01(\x0b\x32+.atp_api.switchagent.v1alpha1.ObservedState\x12\x37\n\x04jobs\x18\x04 \x03(\x0b\x32).atp_api.switchagent.v1alpha1.JobCounters\x12\x1a\n\x12\x61ggregators_in_use\x18\x05 \x01(\r2\xd6\x03\n\x0bSwitchAgent\x12s\n\x0fGetCapabilities\x12\x34.atp_api.switchagent.v1alpha1.GetCapabilitiesRequest\x1a*.atp_api.switchagent.v1alpha1.Capabilities\x12l\n\x11\x41pplyDesiredState\x12*.atp_api.switchagent.v1alpha1.DesiredState\x1a+.atp_api.switchagent.v1alpha1.ObservedState\x12v\n\x10GetObservedState\x12\x35.atp_api.switchagent.v1alpha1.GetObservedStateRequest\x1a+.atp_api.switchagent.v1alpha1.ObservedState\x12l\n\x0fStreamTelemetry\x12..atp_api.switchagent.v1alpha1.TelemetryRequest\x1a\'.atp_api.switchagent.v1alpha1.Telemetry0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.atp_api/switchagent/v1alpha1/switchagent.proto\x12\x1c\x61tp_api.switchagent.v1alpha1\"\x18\n\x16GetCapabilitiesRequest\"\x19\n\x17GetObservedStateRequest\"\xd5\x01\n\x0c\x43\x61pabilities\x12\x13\n\x0bswitch_name\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x13\n\x0b\x61ggregators\x18\x03 \x01(\r\x12\x0e\n\x06values\x18\x04 \x03(\r\x12\x18\n\x10multicast_groups\x18\x05 \x01(\r\x12\x0f\n\x07job_ids\x18\x06 \x01(\r\x12\x12\n\nfan_in_max\x18\x07 \x01(\r\x12\x10\n\x08pipeline\x18\x08 \x01(\t\x12\x0f\n\x07version\x18\t \x01(\t\x12\x19\n\x11sticky_saturation\x18\n \x01(\x08\"%\n\x06Region\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0c\n\x04size\x18\x02 \x01(\r\"D\n\x08\x45ndpoint\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x0b\n\x03mac\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\"k\n\x06Member\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x38\n\x08\x65ndpoint\x18\x02 \x01(\x0b\x32&.atp_api.switchagent.v1alpha1.Endpoint\x12\x0b\n\x03\x62it\x18\x03 \x01(\r\x12\x0c\n\x04\x65\x64ge\x18\x04 \x01(\x08\"\\\n\x04Rack\x12\x0b\n\x03\x62it\x18\x01 \x01(\r\x12\x0f\n\x07workers\x18\x02 \x01(\r\x12\x36\n\x06uplink\x18\x03 \x01(\x0b\x32&.atp_api.switchagent.v1alpha1.Endpoint\"\xcc\x02\n\x03Job\x12\x0e\n\x06job_id\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x0e\n\x06values\x18\x05 \x01(\r\x12\x35\n\x07regions\x18\x06 \x03(\x0b\x32$.atp_api.switchagent.v1alpha1.Region\x12\x35\n\x07members\x18\x07 \x03(\x0b\x32$.atp_api.switchagent.v1alpha1.Member\x12\x31\n\x05racks\x18\x08 \x03(\x0b\x32\".atp_api.switchagent.v1alpha1.Rack\x12\x41\n\x11parameter_servers\x18\t \x03(\x0b\x32&.atp_api.switchagent.v1alpha1.Endpoint\x12\x17\n\x0fmulticast_group\x18\n \x01(\r\"x\n\x0c\x44\x65siredState\x12\x13\n\x0bswitch_name\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06writer\x18\x03 \x01(\t\x12/\n\x04jobs\x18\x04 \x03(\x0b\x32!.atp_api.switchagent.v1alpha1.Job\"\xdf\x01\n\tJobStatus\x12\x0e\n\x06job_id\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12<\n\x05state\x18\x04 \x01(\x0e\x32-.atp_api.switchagent.v1alpha1.JobStatus.State\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07message\x18\x06 \x01(\t\"G\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n\nPROGRAMMED\x10\x01\x12\x0b\n\x07PENDING\x10\x02\x12\n\n\x06\x46\x41ILED\x10\x03\"\xb4\x01\n\rObservedState\x12\x13\n\x0bswitch_name\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x11\n\tconnected\x18\x03 \x01(\x08\x12\x0f\n\x07in_sync\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\x35\n\x04jobs\x18\x07 \x03(\x0b\x32\'.atp_api.switchagent.v1alpha1.JobStatus\"*\n\x10TelemetryRequest\x12\x16\n\x0eperiod_seconds\x18\x01 \x01(\x01\"\xd1\x01\n\x0bJobCounters\x12\x0e\n\x06job_id\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12I\n\x08\x63ounters\x18\x04 \x03(\x0b\x32\x37.atp_api.switchagent.v1alpha1.JobCounters.CountersEntry\x12\x1a\n\x12\x61ggregators_in_use\x18\x05 \x01(\r\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xca\x01\n\tTelemetry\x12\x13\n\x0bswitch_name\x18\x01 \x01(\t\x12\x14\n\x0ctime_seconds\x18\x02 \x01(\x01\x12=\n\x08observed\x18\x03 \x01(\x0b\x32+.atp_api.switchagent.v1alpha1.ObservedState\x12\x37\n\x04jobs\x18\x04 \x03(\x0b\x32).atp_api.switchagent.v1alpha1.JobCounters\x12\x1a\n\x12\x61ggregators_in_use\x18\x05 \x01(\r2\xd6\x03\n\x0bSwitchAgent\x12s\n\x0fGetCapabilities\x12\x34.atp_api.switchagent.v1alpha1.GetCapabilitiesRequest\x1a*.atp_api.switchagent.v1alpha1.Capabilities\x12l\n\x11\x41pplyDesiredState\x12*.atp_api.switchagent.v1alpha1.DesiredState\x1a+.atp_api.switchagent.v1alpha1.ObservedState\x12v\n\x10GetObservedState\x12\x35.atp_api.switchagent.v1alpha1.GetObservedStateRequest\x1a+.atp_api.switchagent.v1alpha1.ObservedState\x12l\n\x0fStreamTelemetry\x12..atp_api.switchagent.v1alpha1.TelemetryRequest\x1a\'.atp_api.switchagent.v1alpha1.Telemetry0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,33 +38,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETOBSERVEDSTATEREQUEST']._serialized_start=106
   _globals['_GETOBSERVEDSTATEREQUEST']._serialized_end=131
   _globals['_CAPABILITIES']._serialized_start=134
-  _globals['_CAPABILITIES']._serialized_end=320
-  _globals['_REGION']._serialized_start=322
-  _globals['_REGION']._serialized_end=359
-  _globals['_ENDPOINT']._serialized_start=361
-  _globals['_ENDPOINT']._serialized_end=429
-  _globals['_MEMBER']._serialized_start=431
-  _globals['_MEMBER']._serialized_end=538
-  _globals['_RACK']._serialized_start=540
-  _globals['_RACK']._serialized_end=632
-  _globals['_JOB']._serialized_start=635
-  _globals['_JOB']._serialized_end=967
-  _globals['_DESIREDSTATE']._serialized_start=969
-  _globals['_DESIREDSTATE']._serialized_end=1089
-  _globals['_JOBSTATUS']._serialized_start=1092
-  _globals['_JOBSTATUS']._serialized_end=1315
-  _globals['_JOBSTATUS_STATE']._serialized_start=1244
-  _globals['_JOBSTATUS_STATE']._serialized_end=1315
-  _globals['_OBSERVEDSTATE']._serialized_start=1318
-  _globals['_OBSERVEDSTATE']._serialized_end=1498
-  _globals['_TELEMETRYREQUEST']._serialized_start=1500
-  _globals['_TELEMETRYREQUEST']._serialized_end=1542
-  _globals['_JOBCOUNTERS']._serialized_start=1545
-  _globals['_JOBCOUNTERS']._serialized_end=1754
-  _globals['_JOBCOUNTERS_COUNTERSENTRY']._serialized_start=1707
-  _globals['_JOBCOUNTERS_COUNTERSENTRY']._serialized_end=1754
-  _globals['_TELEMETRY']._serialized_start=1757
-  _globals['_TELEMETRY']._serialized_end=1959
-  _globals['_SWITCHAGENT']._serialized_start=1962
-  _globals['_SWITCHAGENT']._serialized_end=2432
+  _globals['_CAPABILITIES']._serialized_end=347
+  _globals['_REGION']._serialized_start=349
+  _globals['_REGION']._serialized_end=386
+  _globals['_ENDPOINT']._serialized_start=388
+  _globals['_ENDPOINT']._serialized_end=456
+  _globals['_MEMBER']._serialized_start=458
+  _globals['_MEMBER']._serialized_end=565
+  _globals['_RACK']._serialized_start=567
+  _globals['_RACK']._serialized_end=659
+  _globals['_JOB']._serialized_start=662
+  _globals['_JOB']._serialized_end=994
+  _globals['_DESIREDSTATE']._serialized_start=996
+  _globals['_DESIREDSTATE']._serialized_end=1116
+  _globals['_JOBSTATUS']._serialized_start=1119
+  _globals['_JOBSTATUS']._serialized_end=1342
+  _globals['_JOBSTATUS_STATE']._serialized_start=1271
+  _globals['_JOBSTATUS_STATE']._serialized_end=1342
+  _globals['_OBSERVEDSTATE']._serialized_start=1345
+  _globals['_OBSERVEDSTATE']._serialized_end=1525
+  _globals['_TELEMETRYREQUEST']._serialized_start=1527
+  _globals['_TELEMETRYREQUEST']._serialized_end=1569
+  _globals['_JOBCOUNTERS']._serialized_start=1572
+  _globals['_JOBCOUNTERS']._serialized_end=1781
+  _globals['_JOBCOUNTERS_COUNTERSENTRY']._serialized_start=1734
+  _globals['_JOBCOUNTERS_COUNTERSENTRY']._serialized_end=1781
+  _globals['_TELEMETRY']._serialized_start=1784
+  _globals['_TELEMETRY']._serialized_end=1986
+  _globals['_SWITCHAGENT']._serialized_start=1989
+  _globals['_SWITCHAGENT']._serialized_end=2459
 # @@protoc_insertion_point(module_scope)

@@ -68,6 +68,7 @@ class Capabilities(_message.Message):
     FAN_IN_MAX_FIELD_NUMBER: _builtins.int
     PIPELINE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    STICKY_SATURATION_FIELD_NUMBER: _builtins.int
     switch_name: _builtins.str
     target: _builtins.str
     """"software-bpf", "software-relay", "bmv2", "tofino", "tofino2"."""
@@ -82,6 +83,10 @@ class Capabilities(_message.Message):
     """name and cookie of the P4 program"""
     version: _builtins.str
     """of the agent"""
+    sticky_saturation: _builtins.bool
+    """Sums stay at INT32_MAX or INT32_MIN once there. False: an overflow can come back unseen (Tofino's adder), so the
+    operator bounds the addends.
+    """
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """profiles: 32-bit values per packet that it can aggregate"""
@@ -98,10 +103,11 @@ class Capabilities(_message.Message):
         fan_in_max: _builtins.int = ...,
         pipeline: _builtins.str = ...,
         version: _builtins.str = ...,
+        sticky_saturation: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregators", b"aggregators", "fan_in_max", b"fan_in_max", "job_ids", b"job_ids", "multicast_groups", b"multicast_groups", "pipeline", b"pipeline", "switch_name", b"switch_name", "target", b"target", "values", b"values", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregators", b"aggregators", "fan_in_max", b"fan_in_max", "job_ids", b"job_ids", "multicast_groups", b"multicast_groups", "pipeline", b"pipeline", "sticky_saturation", b"sticky_saturation", "switch_name", b"switch_name", "target", b"target", "values", b"values", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
