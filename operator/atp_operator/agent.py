@@ -166,6 +166,7 @@ class AgentSession:
             target=told.target,
             pipeline=told.pipeline,
             version=told.version,
+            sticky_saturation=told.sticky_saturation,
         )
 
     async def _listen(

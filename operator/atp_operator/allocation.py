@@ -14,6 +14,8 @@ from atp_api import wire
 
 from .model import JOB_ID_LAST, Job, Region, Switch
 
+INT32_MAX = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class Allocation:
@@ -159,6 +161,17 @@ class Ledger:
             return min(total, wire.AGGREGATOR_INDEX_MAX + 1), {**entry.reserved, **entry.shared}
 
         return _fit(ledgers, request, room, largest=False)
+
+
+def addend_limit(switches: Iterable[Switch], workers: int) -> int | None:
+    """Greatest magnitude of an integer addend, so that no partial sum of `workers` of them leaves int32.
+
+    None when every switch keeps a sum that overflows at the end of int32, where the parameter server sees it. An adder
+    that is not sticky can bring an overflow back unseen: the next addend of the other sign moves the sum off the end.
+    """
+    if all(switch.capacity is not None and switch.capacity.sticky_saturation for switch in switches):
+        return None
+    return INT32_MAX // workers
 
 
 _Room = Callable[[SwitchLedger], tuple[int, dict[str, tuple[Region, ...]]]]

@@ -100,6 +100,8 @@ def assignments(job: Job) -> Mapping[str, str]:
         "parameterServers": [{"shard": s.shard, "address": s.address} for s in placement.servers],
         "switchAddress": None,
     }
+    if status.addend_limit is not None:
+        common["addendLimit"] = status.addend_limit
     result = {
         seat.pod_uid: json.dumps({**common, "role": "worker", "rank": seat.rank}, separators=(",", ":"))
         for seat in placement.seats

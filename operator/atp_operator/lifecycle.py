@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from atp_api import wire
 
 from . import ANNOTATION_ASSIGNMENT, ANNOTATION_REFRESH, ROLE_PARAMETER_SERVER, ROLE_WORKER, desired
-from .allocation import Ledger, Refusal
+from .allocation import Ledger, Refusal, addend_limit
 from .conditions import drop_condition, set_condition
 from .injection import InjectionError, SidecarConfig
 from .model import (
@@ -185,6 +185,7 @@ def _forget_epoch(status: JobStatus) -> None:
     status.job_id = None
     status.switches, status.regions, status.values = (), (), None
     status.placement = None
+    status.addend_limit = None
     status.mode = None
     status.placed_time = status.not_before = None
     status.aggregation = {}
@@ -584,6 +585,7 @@ def _place(
             allocation.values,
         )
     status.switches = names
+    status.addend_limit = addend_limit((usable[name] for name in names), job.spec.workers)
     assert status.job_id is not None
     world.ledger.take(job.uid, names, status.job_id, status.regions, status.mode == "Reserved", job.spec.request)
     return tree, None
@@ -594,6 +596,7 @@ def _to_host_only(plan: JobPlan, refusal: Refusal, world: World) -> None:
     status = plan.status
     world.ledger.release(plan.job.uid)
     status.mode, status.job_id, status.switches, status.regions = "HostOnly", HOST_ONLY_JOB_ID, (), ()
+    status.addend_limit = None
     if status.placement is not None:
         seats = [Located(s.rank, s.node, s.address, s.pod_uid) for s in status.placement.seats]
         servers = [Located(s.shard, s.node, s.address, s.pod_uid) for s in status.placement.servers]

@@ -197,6 +197,7 @@ class JobStatus:
     switches: tuple[str, ...] = ()
     values: int | None = None
     regions: tuple[Region, ...] = ()
+    addend_limit: int | None = None  # of this epoch: greatest |round(x * scale)| of a value that travels as an integer
     placement: Placement | None = None
     ready: int = 0
     succeeded: int = 0
@@ -244,6 +245,7 @@ class JobStatus:
             switches=tuple(value.get("switches") or ()),
             values=value.get("valuesPerPacket"),
             regions=tuple(Region(r["start"], r["size"]) for r in value.get("regions") or ()),
+            addend_limit=value.get("addendLimit"),
             placement=Placement.from_dict(placement) if placement else None,
             ready=workers.get("ready", 0),
             succeeded=workers.get("succeeded", 0),
@@ -284,6 +286,7 @@ class JobStatus:
             "switches": list(self.switches) or None,
             "valuesPerPacket": self.values,
             "regions": [{"start": r.start, "size": r.size} for r in self.regions] or None,
+            "addendLimit": self.addend_limit,
             "placement": self.placement.to_dict() if self.placement else None,
             "aggregation": self.aggregation or None,
         }
@@ -354,6 +357,8 @@ class Capacity:
     target: str = ""
     pipeline: str = ""
     version: str = ""
+    # A sum that left int32 stays at its end and is seen. Not known, as from an older agent, counts as no.
+    sticky_saturation: bool = False
 
     @staticmethod
     def from_dict(value: Mapping[str, Any]) -> Capacity | None:
@@ -368,6 +373,7 @@ class Capacity:
             target=value.get("target", ""),
             pipeline=value.get("pipeline", ""),
             version=value.get("agentVersion", ""),
+            sticky_saturation=value.get("stickySaturation") is True,
         )
 
     def to_dict(self) -> Object:
@@ -380,6 +386,7 @@ class Capacity:
             "target": self.target,
             "pipeline": self.pipeline,
             "agentVersion": self.version,
+            "stickySaturation": self.sticky_saturation,
         }
 
 

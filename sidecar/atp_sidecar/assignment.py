@@ -87,6 +87,7 @@ class Assignment(_Model):
     workers: Annotated[tuple[WorkerPlace, ...], Field(min_length=1, max_length=1024)]
     parameter_servers: Annotated[tuple[ParameterServerPlace, ...], Field(min_length=1)]
     switch_address: str | None = None
+    addend_limit: Annotated[int | None, Field(ge=1, le=2**31 - 1)] = None
 
     @field_validator("scale", "stall_timeout_seconds")
     @classmethod

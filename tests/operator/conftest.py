@@ -403,10 +403,12 @@ class Operator:
 class FakeAgent(rpc.SwitchAgentServicer):
     """The operator's peer: real gRPC with mutual TLS; says PROGRAMMED to everything, or what a test wants."""
 
-    def __init__(self, tls: Path, aggregators: int = 4096, values: tuple[int, ...] = (62, 350)) -> None:
+    def __init__(
+        self, tls: Path, aggregators: int = 4096, values: tuple[int, ...] = (62, 350), sticky: bool = True
+    ) -> None:
         self.port = free_port()
         self._tls = tls
-        self.aggregators, self.values = aggregators, values
+        self.aggregators, self.values, self.sticky = aggregators, values, sticky
         self.state = pb.DesiredState()
         self.history: list[pb.DesiredState] = []
         self.connected = True
@@ -470,6 +472,7 @@ class FakeAgent(rpc.SwitchAgentServicer):
             job_ids=255,
             fan_in_max=32,
             version="test",
+            sticky_saturation=self.sticky,
         )
 
     def GetObservedState(self, request: Any, context: Any) -> pb.ObservedState:

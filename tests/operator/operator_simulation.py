@@ -60,7 +60,7 @@ class Simulation:
                 connected=True,
                 in_sync=True,
                 since=self.now,
-                capacity=Capacity(aggregators=n, values=(62, 350), target="software-bpf"),
+                capacity=Capacity(aggregators=n, values=(62, 350), target="software-bpf", sticky_saturation=True),
             )
             for name, n in aggregators.items()
         }

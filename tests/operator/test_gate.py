@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +25,44 @@ def running_job() -> Simulation:
     assert sim.jobs["u1"]["status"]["phase"] == "Running"
     assert all(pod.assignment for pod in sim.pods["team-a/j"])
     return sim
+
+
+def addend_limits(sim: Simulation) -> set[int | None]:
+    return {json.loads(pod.assignment).get("addendLimit") for pod in sim.pods["team-a/j"]}
+
+
+def test_addend_limit_is_that_of_the_switches_in_the_tree_and_stays_for_the_epoch() -> None:
+    sim = Simulation({"s0": 4096, "s1": 4096}, {"s0": ["n0", "n1", "n2", "n3"], "s1": ["elsewhere"]}, [])
+    view = sim.views["s0"]
+    assert view.capacity is not None
+    for name, sticky in (("s0", False), ("s1", True)):
+        sim.views[name] = replace(view, capacity=replace(view.capacity, sticky_saturation=sticky))
+    sim.jobs["u1"] = job_object("j", sim.now, "u1", workers=3)
+    for _ in range(6):
+        sim.step()
+        sim.kubelet(random.Random(1))
+    assert sim.jobs["u1"]["status"]["mode"] == "Shared"
+    assert addend_limits(sim) == {(2**31 - 1) // 3} == {sim.jobs["u1"]["status"]["addendLimit"]}
+    sim.views["s0"] = replace(sim.views["s0"], reachable=False, connected=False, since=sim.now, jobs={})
+    for _ in range(3):
+        sim.now += LIMITS.switch_loss
+        sim.step()
+    assert sim.jobs["u1"]["status"]["mode"] == "HostOnly"
+    assert addend_limits(sim) == {(2**31 - 1) // 3}, "a sidecar takes no other limit within an epoch"
+
+
+def test_no_addend_limit_on_sticky_switches_or_without_a_switch() -> None:
+    assert addend_limits(running_job()) == {None}
+    sim = Simulation({"s0": 4096}, {"s0": ["elsewhere"]}, [])
+    view = sim.views["s0"]
+    assert view.capacity is not None
+    sim.views["s0"] = replace(view, capacity=replace(view.capacity, sticky_saturation=False))
+    sim.jobs["u1"] = job_object("j", sim.now, "u1")
+    for _ in range(6):
+        sim.step()
+        sim.kubelet(random.Random(1))
+    assert sim.jobs["u1"]["status"]["mode"] == "HostOnly" and addend_limits(sim) == {None}
+    assert "addendLimit" not in sim.jobs["u1"]["status"]
 
 
 def change(sim: Simulation, how: Callable[[Pod], Pod]) -> None:

@@ -422,6 +422,18 @@ def test_two_racks_make_a_two_level_tree(lab: Any) -> None:
     assert [(r.bit, r.workers, r.uplink.address) for r in high.racks] == [(0, 2, addresses["wide-worker-1"])]
 
 
+def test_a_switch_whose_sums_are_not_sticky_bounds_the_addends(lab: Any) -> None:
+    lab.agent("sw-tofino", ["node-a"], sticky=False)
+    assert lab.cluster.get("atpswitch", "sw-tofino")["status"]["capacity"]["stickySaturation"] is False
+    lab.apply_job("bounded", workers=3)
+    lab.cluster.run_pods("bounded", 4)
+    assert lab.phase("bounded", "Running")["addendLimit"] == 715827882
+    told = lab.wait_for(
+        lambda: lab.cluster.get("pod", "bounded-worker-2")["metadata"]["annotations"].get("atp.dev/assignment"), "gate"
+    )
+    assert json.loads(told)["addendLimit"] == 715827882
+
+
 def test_foreign_pods_are_injected_or_refused(lab: Any) -> None:
     def pod(name: str, labels: dict[str, str], **spec: Any) -> dict[str, Any]:
         return {

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from atp_operator.allocation import Allocation, Ledger, Refusal, gaps
+from atp_operator.allocation import Allocation, Ledger, Refusal, addend_limit, gaps
 from atp_operator.cache import Store
 from atp_operator.desired import assignments, desired_jobs
 from atp_operator.injection import InjectionError, SidecarConfig, inject
@@ -28,7 +28,7 @@ def switch(name: str, nodes: list[str], aggregators: int = 4096, kind: str = "So
         known=True,
         reachable=True,
         connected=True,
-        capacity=Capacity(aggregators=aggregators, values=(62, 350), **capacity),
+        capacity=Capacity(**{"aggregators": aggregators, "values": (62, 350), "sticky_saturation": True, **capacity}),
     )
     raw = {"metadata": {"name": name}, "spec": {"type": kind, "nodes": nodes, "agent": {"address": "h:1"}}}
     return Switch.from_object(raw, {}, view)
@@ -173,6 +173,33 @@ def test_assignment_is_what_the_sidecar_expects() -> None:
         "switchAddress": None,
     }
     assert told["ps0"]["role"] == "parameterServer"
+
+
+def test_addends_are_bounded_where_an_overflow_can_come_back_unseen() -> None:
+    soft, tofino = switch("soft", ["n0"]), switch("tor", ["n1"], kind="Tofino", sticky_saturation=False)
+    unknown = Switch.from_object(soft.raw, {}, AgentView())
+    assert addend_limit([soft], 8) is None and addend_limit([], 8) is None
+    for switches in ([tofino], [soft, tofino], [unknown]):
+        for workers in (1, 2, 3, 7, 8, 1000, 1024):
+            limit = addend_limit(switches, workers)
+            assert limit is not None and workers * limit <= 2**31 - 1 < workers * (limit + 1)
+
+
+def test_a_switch_status_of_an_older_operator_is_not_sticky() -> None:
+    known = Capacity(aggregators=64, sticky_saturation=True)
+    assert Capacity.from_dict(known.to_dict()) == known
+    old = {key: value for key, value in known.to_dict().items() if key != "stickySaturation"}
+    read = Capacity.from_dict(old)
+    assert read is not None and not read.sticky_saturation
+
+
+def test_addend_limit_is_told_to_all_pods_or_to_none() -> None:
+    tree = place(located(2, "n0"), PS, {"s0": switch("s0", ["n0"])})
+    assert isinstance(tree, Placement)
+    told = [json.loads(text) for text in assignments(running(tree, addend_limit=2**30 - 1)).values()]
+    assert [t["addendLimit"] for t in told] == [2**30 - 1] * 3
+    assert all("addendLimit" not in json.loads(text) for text in assignments(running(tree)).values())
+    assert JobStatus.from_dict(running(tree, addend_limit=5).status.to_dict(2)).addend_limit == 5
 
 
 def test_window_never_exceeds_the_aggregators_and_slots_are_a_power_of_two() -> None:

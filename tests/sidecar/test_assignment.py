@@ -32,6 +32,13 @@ def test_unknown_fields_reach_the_transport() -> None:
     assert passed["workers"][0]["alsoNew"] is True
 
 
+def test_addend_limit_reaches_the_transport_when_there_is_one() -> None:
+    bounded = parse_assignment(text(addendLimit=268435455), "worker")
+    assert json.loads(bounded.to_json())["addendLimit"] == 268435455
+    assert "addendLimit" not in json.loads(parse_assignment(text(), "worker").to_json())
+    assert not bounded.same_transport(parse_assignment(text(), "worker")), "within an epoch it stays"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -46,6 +53,8 @@ def test_unknown_fields_reach_the_transport() -> None:
         ({"parameterServers": []}, "parameterServers: Tuple should have at least 1 item"),
         ({"mode": "Shared"}, "regions: mode Shared needs at least one region"),
         ({"indexTableSize": 16, "maxWindow": 32}, "indexTableSize: 16 is less than maxWindow 32"),
+        ({"addendLimit": 0}, "addendLimit: Input should be greater than or equal to 1"),
+        ({"addendLimit": 2**31}, "addendLimit: Input should be less than or equal to 2147483647"),
         ({"regions": [{"start": 65535, "size": 2}]}, "ends beyond the 16-bit aggregatorIndex"),
         ({"workers": [{"rank": 0, "address": "10.0.0.300"}]}, "workers[0].address: '10.0.0.300' is not an IPv4"),
         (
