@@ -11,7 +11,15 @@ import math
 import time
 from collections.abc import Mapping
 
-from . import API_VERSION, FINALIZER, LABEL_JOB, LABEL_MANAGED_BY
+from . import (
+    API_VERSION,
+    FINALIZER,
+    LABEL_JOB,
+    LABEL_MANAGED_BY,
+    LABEL_ROLE,
+    ROLE_PARAMETER_SERVER,
+    ROLE_WORKER,
+)
 from .agent import AgentSession
 from .cache import Store, key_of
 from .desired import desired_jobs
@@ -106,7 +114,9 @@ class Controller:
             pods = job_pods(Job.from_object(raw), 1, self.settings.sidecar)
         except (InjectionError, KeyError, ValueError) as error:
             return [str(error)], []
-        for pod, where in zip(pods[:2], ("spec.parameterServers.template", "spec.workers.template"), strict=False):
+        fields = {ROLE_PARAMETER_SERVER: "spec.parameterServers.template", ROLE_WORKER: "spec.workers.template"}
+        for role, where in fields.items():
+            pod = next(p for p in pods if p["metadata"]["labels"][LABEL_ROLE] == role)  # the others differ in names
             pod["metadata"].pop("name")
             pod["metadata"].pop("ownerReferences")
             pod["metadata"]["generateName"] = "atp-dry-run-"

@@ -75,9 +75,10 @@ def assignments(job: Job) -> Mapping[str, str]:
         return {}
     # A window larger than the job's aggregators would only collide with itself. The index table (slot = sequence mod P)
     # is at least the largest window, and a power of two so that slots stay continuous where the 24-bit sequence wraps.
+    # So is the number of shards: with P at least that number, a slot and its index belong to one shard.
     table = sum(region.size for region in status.regions)
     window = min(MAX_WINDOW, table) if table else MAX_WINDOW
-    slots = 1 << (window - 1).bit_length()
+    slots = max(1 << (window - 1).bit_length(), len(placement.servers))
     common: dict[str, object] = {
         "apiVersion": "atp.dev/v1alpha1",
         "job": job.key,

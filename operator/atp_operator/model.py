@@ -59,6 +59,7 @@ class JobSpec:
     """`ATPJob.spec` with every default filled in."""
 
     workers: int
+    servers: int = 1  # parameter server shards
     mode: str = "Shared"
     switches: tuple[str, ...] = ()
     request: int = 1024
@@ -79,6 +80,7 @@ class JobSpec:
         servers = spec.get("parameterServers") or {}
         return JobSpec(
             workers=int(workers.get("replicas", 0)),
+            servers=int(servers.get("replicas", 1)),
             mode=spec.get("mode") or "Shared",
             switches=tuple(spec.get("switches") or ()),
             request=int((spec.get("aggregators") or {}).get("request", 1024)),

@@ -66,8 +66,8 @@ def service(job: Job) -> Object:
 
 
 def job_pods(job: Job, epoch: int, sidecar: SidecarConfig) -> list[Object]:
-    """All pods of an epoch, parameter server first, with their sidecars."""
-    result = [_pod(job, epoch, ROLE_PARAMETER_SERVER, 0, sidecar)]
+    """All pods of an epoch, parameter servers first, with their sidecars."""
+    result = [_pod(job, epoch, ROLE_PARAMETER_SERVER, shard, sidecar) for shard in range(job.spec.servers)]
     result += [_pod(job, epoch, ROLE_WORKER, rank, sidecar) for rank in range(job.spec.workers)]
     return result
 
@@ -111,6 +111,27 @@ def _complete_server_template(template: Mapping[str, Any], sidecar: SidecarConfi
     return {**template, "spec": {**default, **given, "containers": default["containers"]}}
 
 
+def _together(job: Job) -> Object:
+    """Prefer one node for all parameter servers of a job.
+
+    Workers in several racks need them below one switch, and where each node has a software switch of its own that is
+    the node. A template with an affinity of its own spreads them, over the nodes of a rack for instance.
+    """
+    return {
+        "podAffinity": {
+            "preferredDuringSchedulingIgnoredDuringExecution": [
+                {
+                    "weight": 100,
+                    "podAffinityTerm": {
+                        "topologyKey": "kubernetes.io/hostname",
+                        "labelSelector": {"matchLabels": {LABEL_JOB: job.name, LABEL_ROLE: ROLE_PARAMETER_SERVER}},
+                    },
+                }
+            ]
+        }
+    }
+
+
 def _pod(job: Job, epoch: int, role: str, index: int, sidecar: SidecarConfig) -> Object:
     worker = role == ROLE_WORKER
     template: Mapping[str, Any] = (
@@ -120,6 +141,8 @@ def _pod(job: Job, epoch: int, role: str, index: int, sidecar: SidecarConfig) ->
     meta = template.get("metadata") or {}
     spec: Object = copy.deepcopy(dict(template.get("spec") or {}))
     spec.update({"hostname": name, "subdomain": job.name, "restartPolicy": "Never"})
+    if not worker and job.spec.servers > 1 and job.spec.mode != "HostOnly":
+        spec.setdefault("affinity", _together(job))
     for container in spec.get("containers") or ():
         # The pod goes with its epoch; its last words stay in the job's events and conditions.
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")

@@ -3,8 +3,9 @@
 
 The switch that serves a node is the most specific one above it (a node's own software switch before its ToR): all that
 a pod of the node sends or gets passes it. Workers of one such switch are a rack. With one rack, its switch is level 0
-and no level 1 exists. With several, the parameter server's switch is level 1; workers directly below it, or below no
-switch, enter level 1 as racks of one, so that level 0 and level 1 of one sequence never meet in one switch.
+and no level 1 exists. With several, the switch of the parameter servers is level 1; workers directly below it, or below no
+switch, enter level 1 as racks of one, so that level 0 and level 1 of one sequence never meet in one switch. A packet
+has one place in the tree whichever shard its sequence is for, so all parameter servers must be below that one switch.
 """
 
 from __future__ import annotations
@@ -81,10 +82,15 @@ def place(
     root = next(iter(home)) if len(home) == 1 else None
     if root is None:
         nodes = ", ".join(sorted({s.node for s in placed_servers}))
-        return Refusal(
-            "NoLevel1Switch",
-            f"the workers are in {len(racks)} racks, but no usable switch is above the parameter server (node {nodes})",
-        )
+        if len(home) == 1:
+            text = f"no usable switch is above the parameter server (node {nodes})"
+        else:
+            above = ", ".join(sorted(name or "none" for name in home))
+            text = (
+                f"the parameter servers are below different switches ({above}; nodes {nodes}): give "
+                f"spec.parameterServers.template a node selector or an affinity that keeps them below one"
+            )
+        return Refusal("NoLevel1Switch", f"the workers are in {len(racks)} racks, but {text}")
     direct = sorted(racks.pop(root, []) + racks.pop(None, []), key=lambda w: w.index)
     names = sorted(name for name in racks if name is not None)
     for name in names:

@@ -17,6 +17,9 @@ from atp_api import wire
 from . import SIDECAR_NAME
 from .injection import ASSIGNMENT_VOLUME, SHM_VOLUME
 
+# Powers of two divide the index table, so that a slot (sequence mod P) and its index belong to one shard (sequence mod
+# their number). A switch takes a job's ACKs from at most 8 ports, see ATP_PS_PORTS_MAX in softswitch/.
+SHARDS = (1, 2, 4, 8)
 MODES = ("Shared", "Reserved", "HostOnly")
 SCALE_MAX = float(2**31)
 NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
@@ -54,9 +57,10 @@ def validate_job(job: Mapping[str, Any]) -> list[str]:
         )
     errors += _template("spec.workers.template", workers.get("template"))
     servers = spec.get("parameterServers") or {}
-    if servers.get("replicas", 1) != 1:
+    if servers.get("replicas", 1) not in SHARDS:
         errors.append(
-            f"spec.parameterServers.replicas is {servers['replicas']}: this version supports exactly 1 parameter server"
+            f"spec.parameterServers.replicas is {servers['replicas']!r}: 1, 2, 4 or 8, each of them answers an equal "
+            f"share of the sequences; a switch takes a job's ACKs from at most 8 ports"
         )
     if servers.get("template") is not None:
         errors += _template("spec.parameterServers.template", servers["template"], containers=False)

@@ -36,7 +36,7 @@ def changed(image: str, path: str, value: Any) -> str:
         ("spec.scale", 0, "scale"),
         ("spec.scale", 1e300, "scale"),
         ("spec.mode", "Magic", "mode"),
-        ("spec.parameterServers.replicas", 2, "parameter server"),
+        ("spec.parameterServers.replicas", 3, "1, 2, 4 or 8"),
         ("spec.valuesPerPacket", 63, "valuesPerPacket"),
         ("spec.backoffLimit", -1, "backoffLimit"),
         ("spec.workers.template.spec.hostNetwork", True, "hostNetwork"),

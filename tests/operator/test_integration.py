@@ -82,7 +82,13 @@ def test_bad_jobs_are_rejected_at_apply(lab: Any) -> None:
         ("mode", {"mode": "Fast"}, "HostOnly"),
         ("request", {"aggregators": {"request": 65537}}, "65536"),
         ("valuesPerPacket", {"valuesPerPacket": 61}, "62"),
-        ("parameterServers", {"parameterServers": {"replicas": 2}}, "exactly 1 parameter server"),
+        ("parameterServers", {"parameterServers": {"replicas": 3}}, "must be 1, 2, 4 or 8"),
+        ("parameterServers", {"parameterServers": {"replicas": 16}}, "at most 8 ports"),
+        (
+            "spec.parameterServers.template",
+            {"parameterServers": {"replicas": 4, "template": {"spec": {"priority": "high"}}}},
+            "priority",
+        ),
         (
             "hostNetwork",
             {"workers": {"replicas": 1, "template": {"spec": {**template["spec"], "hostNetwork": True}}}},
@@ -420,6 +426,55 @@ def test_two_racks_make_a_two_level_tree(lab: Any) -> None:
     assert [(m.rank, m.bit, m.edge) for m in high.members] == [(0, 1, True)]
     addresses = {p["metadata"]["name"]: p["status"]["podIP"] for p in lab.cluster.pods("wide")}
     assert [(r.bit, r.workers, r.uplink.address) for r in high.racks] == [(0, 2, addresses["wide-worker-1"])]
+
+
+def test_several_parameter_servers(lab: Any) -> None:
+    agent = lab.agent("sw-shards", ["node-a"])
+    lab.apply_job("sharded", workers=2, parameterServers={"replicas": 2})
+    pods = lab.cluster.run_pods("sharded", 4)
+    status = lab.phase("sharded", "Running")
+    assert status["mode"] == "Shared"
+    addresses = {p["metadata"]["name"]: p["status"]["podIP"] for p in pods}
+    servers = [addresses["sharded-ps-0"], addresses["sharded-ps-1"]]
+    (job,) = agent.jobs()
+    assert [e.address for e in job.parameter_servers] == servers, "both may send ACKs"
+    for name, role, rank in (("ps-0", "parameterServer", 0), ("ps-1", "parameterServer", 1), ("worker-1", "worker", 1)):
+        told = json.loads(
+            lab.wait_for(
+                lambda name=name: lab.cluster.get("pod", f"sharded-{name}")["metadata"]["annotations"].get(
+                    "atp.dev/assignment"
+                ),
+                "assignment",
+            )
+        )
+        assert (told["role"], told["rank"]) == (role, rank)
+        assert told["parameterServers"] == [{"shard": i, "address": address} for i, address in enumerate(servers)]
+    refused = lab.cluster.kubectl(
+        "patch", "atpjob", "sharded", "--type=merge", "-p", '{"spec":{"parameterServers":{"replicas":1}}}', check=False
+    )
+    assert "spec.suspend" in refused.stderr
+    # Any shard that fails ends the epoch: what it had summed is gone.
+    lab.cluster.end_pod(next(p for p in pods if p["metadata"]["name"] == "sharded-ps-1"), code=1)
+    status = lab.wait_for(lambda: (s := lab.cluster.status("sharded")).get("epoch") == 2 and s, "epoch 2")
+    assert status["reason"] == "ParameterServerFailed" and "sharded-ps-1" in status["message"]
+
+    def replaced() -> bool:
+        lab.cluster.finish_deletions("sharded")
+        return [p["metadata"]["labels"]["atp.dev/epoch"] for p in lab.cluster.pods("sharded")] == ["2"] * 4
+
+    lab.wait_for(replaced, "pods of epoch 2")
+    pods = lab.cluster.run_pods("sharded", 4)
+    lab.phase("sharded", "Running")
+    for pod in pods:
+        if "worker" in pod["metadata"]["name"]:
+            lab.cluster.end_pod(pod)
+    lab.phase("sharded", "Succeeded")
+
+    def servers_leave() -> bool:
+        there = [p["metadata"] for p in lab.cluster.pods("sharded")]
+        return all(m.get("deletionTimestamp") for m in there if "-ps-" in m["name"])
+
+    lab.wait_for(servers_leave, "both parameter servers deleted")
 
 
 def test_a_switch_whose_sums_are_not_sticky_bounds_the_addends(lab: Any) -> None:

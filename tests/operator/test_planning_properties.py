@@ -65,7 +65,8 @@ def check_seats(sim: Simulation) -> None:
             bits = sorted(s.bit for s in placement.seats if s.rack == rack)
             assert bits == list(range(len(bits))), "full0 is the low bits"
         if job.status.phase == "Running":
-            assert len(assignments(job)) == job.spec.workers + 1
+            assert [s.shard for s in placement.servers] == list(range(job.spec.servers))
+            assert len(assignments(job)) == job.spec.workers + job.spec.servers
 
 
 def check_quotas(sim: Simulation) -> None:
@@ -104,8 +105,11 @@ class Planner(RuleBasedStateMachine):
         switches=st.sampled_from([[], [], ["s0"], ["s0", "s1"], ["nowhere"]]),
         namespace=st.sampled_from(["team-a", "team-b"]),
         backoff=st.integers(0, 2),
+        servers=st.sampled_from([1, 1, 2, 8]),
     )
-    def create(self, workers: int, mode: str, request: int, switches: list[str], namespace: str, backoff: int) -> None:
+    def create(
+        self, workers: int, mode: str, request: int, switches: list[str], namespace: str, backoff: int, servers: int
+    ) -> None:
         self.count += 1
         uid = f"uid-{self.count}"
         self.sim.jobs[uid] = job_object(
@@ -118,6 +122,7 @@ class Planner(RuleBasedStateMachine):
             switches=switches,
             namespace=namespace,
             backoffLimit=backoff,
+            parameterServers={"replicas": servers},
             ttlSecondsAfterFinished=50,
         )
 
@@ -137,7 +142,7 @@ class Planner(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 1 << 20), count=st.integers(1, 4), mode=st.sampled_from(["Shared", "Reserved"]))
     def create_and_start(self, seed: int, count: int, mode: str) -> None:
         for _ in range(count):
-            self.create(3, mode, 300, [], "team-b", 2)
+            self.create(3, mode, 300, [], "team-b", 2, 1)
         self.progress(seed)
 
     @rule(seed=st.integers(0, 1 << 20))

@@ -122,6 +122,49 @@ def test_several_racks_need_a_switch_above_the_parameter_server() -> None:
     assert isinstance(refusal, Refusal) and refusal.reason == "NoLevel1Switch" and "n9" in refusal.message
 
 
+SHARDS = [Located(i, "n9", f"10.0.9.{i + 1}", f"ps{i}") for i in range(4)]
+
+
+def test_all_shards_are_below_the_one_switch_of_level_1() -> None:
+    switches = {name: switch(name, [f"n{name[1:]}"]) for name in ("s0", "s1", "s9")}
+    workers = located(2, "n0") + located(1, "n1", 2)
+    tree = place(workers, SHARDS, switches)
+    assert isinstance(tree, Placement) and tree.level1 == "s9"
+    assert [(s.shard, s.address) for s in tree.servers] == [(i, f"10.0.9.{i + 1}") for i in range(4)]
+    for name, worker_seats in (("s0", 2), ("s1", 1), ("s9", 0)):
+        (job,) = desired_jobs(switches[name], [running(tree)])
+        assert [e.address for e in job.parameter_servers] == [s.address for s in tree.servers], "each may send ACKs"
+        assert len(job.members) == worker_seats
+    apart = [*SHARDS[:3], Located(3, "n1", "10.0.1.9", "ps3")]
+    refusal = place(workers, apart, switches)
+    assert isinstance(refusal, Refusal) and refusal.reason == "NoLevel1Switch"
+    assert "s1, s9" in refusal.message and "spec.parameterServers.template" in refusal.message
+    # One rack needs no level 1: its ACKs pass its switch wherever the shards are.
+    assert isinstance(place(located(2, "n0"), apart, switches), Placement)
+
+
+def test_every_shard_gets_its_own_assignment() -> None:
+    tree = place(located(2, "n0"), SHARDS, {"s0": switch("s0", ["n0"])})
+    assert isinstance(tree, Placement)
+    told = {uid: json.loads(text) for uid, text in assignments(running(tree)).items()}
+    assert set(told) == {"w0", "w1", "ps0", "ps1", "ps2", "ps3"}
+    everybody = [{"shard": i, "address": f"10.0.9.{i + 1}"} for i in range(4)]
+    assert all(t["parameterServers"] == everybody for t in told.values())
+    assert [(told[f"ps{i}"]["role"], told[f"ps{i}"]["rank"]) for i in range(4)] == [
+        ("parameterServer", i) for i in range(4)
+    ]
+
+
+def test_the_index_table_is_a_multiple_of_the_shards() -> None:
+    tree = place(located(1, "n0"), SHARDS, {"s0": switch("s0", ["n0"])})
+    assert isinstance(tree, Placement)
+    for size, slots in ((1, 4), (2, 4), (3, 4), (5, 8), (300, 512)):
+        job = running(tree)
+        job.status.regions = (Region(0, size),)
+        told = json.loads(assignments(job)["w0"])
+        assert (told["maxWindow"], told["indexTableSize"]) == (size, slots)
+
+
 def running(placement: Placement, **status: Any) -> Job:
     raw = {
         "metadata": {"name": "j", "namespace": "ns", "uid": "u", "generation": 1},
@@ -319,6 +362,29 @@ def test_pods_of_a_job() -> None:
     assert first["metadata"]["ownerReferences"][0]["uid"] == "u"
 
 
+def sharded(**servers: Any) -> list[dict[str, Any]]:
+    raw = valid()
+    raw["metadata"].update({"namespace": "ns", "uid": "u"})
+    raw["spec"]["parameterServers"] = servers
+    return [p for p in job_pods(Job.from_object(raw), 1, CONFIG) if p["metadata"]["labels"]["atp.dev/role"] != "worker"]
+
+
+def test_pods_of_several_parameter_servers() -> None:
+    pods = sharded(replicas=4)
+    assert [p["metadata"]["name"] for p in pods] == [f"j-ps-{i}" for i in range(4)]
+    assert [p["spec"]["hostname"] for p in pods] == [f"j-ps-{i}" for i in range(4)]
+    assert [p["metadata"]["labels"]["atp.dev/rank"] for p in pods] == ["0", "1", "2", "3"]
+    assert all(c["name"] == "atp-sidecar" for p in pods for c in p["spec"]["initContainers"][:1])
+    (term,) = pods[0]["spec"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert term["podAffinityTerm"]["labelSelector"]["matchLabels"] == {
+        "atp.dev/job": "j",
+        "atp.dev/role": "parameter-server",
+    }
+    own = {"nodeAffinity": {}}
+    assert all(p["spec"]["affinity"] == own for p in sharded(replicas=2, template={"spec": {"affinity": own}}))
+    assert "affinity" not in sharded()[0]["spec"] and len(sharded()) == 1
+
+
 def valid() -> dict[str, Any]:
     return {
         "metadata": {"name": "j"},
@@ -336,6 +402,21 @@ def test_bad_scales(scale: Any) -> None:
     job["spec"]["scale"] = scale
     (error,) = validate_job(job)
     assert error.startswith("spec.scale is ")
+
+
+@pytest.mark.parametrize("count", [0, -1, 3, 5, 6, 7, 9, 16, "two", None])
+def test_bad_numbers_of_parameter_servers(count: Any) -> None:
+    job = valid()
+    job["spec"]["parameterServers"] = {"replicas": count}
+    (error,) = validate_job(job)
+    assert error.startswith(f"spec.parameterServers.replicas is {count!r}: 1, 2, 4 or 8")
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_good_numbers_of_parameter_servers(count: int) -> None:
+    job = valid()
+    job["spec"]["parameterServers"] = {"replicas": count}
+    assert validate_job(job) == []
 
 
 def test_all_errors_are_told_at_once() -> None:
