@@ -164,6 +164,38 @@ def test_a_parameter_server_that_dies(job: Job) -> None:
         assert "parameter server" in failed["message"]
 
 
+def test_shards_share_the_sequences(tmp_path: Path) -> None:
+    """Four parameter servers: each answers its quarter, and together they answer all; totals add them up."""
+    with Job(tmp_path, 2, servers=4) as job:
+        clients = attach(job)
+        for op in range(8):
+            for rank, client in enumerate(clients):
+                client.write(op * 65536, [op + rank / 2] * 10000)
+                client.submit(op, 10000, op * 65536)
+        for client in clients:
+            for op in range(8):
+                assert client.expect("done")["op"] == op
+                assert client.read(op * 65536, 10000) == [2 * op + 0.5] * 10000
+        packets = 8 * 163  # one descriptor and ceil(10000 / 62) packets of values an operation
+
+        def shares() -> list[float]:
+            counts = [counter(fetch(s, "/metrics")[1], "atp_gradient_packets_total") for s in job.servers]
+            return counts if sum(counts) >= 2 * packets else []
+
+        counts = eventually(shares, what="all gradients counted")
+        assert min(counts) >= 2 * (packets // 4), counts
+        assert counter(fetch(job.servers[3], "/metrics")[1], "atp_gradient_packets_total", rank="3") == counts[3]
+        clients[0].send({"type": "stats"})
+        assert clients[0].expect("stats")["host_summed_packets"] >= 2 * packets
+
+        job.servers[2].kill()
+        for client in clients:
+            client.submit(99, 10000)
+        for client in clients:
+            failed = client.expect("failed")
+            assert failed["code"] == "Stalled" and job.addresses[4] in failed["message"], "the shard that died is named"
+
+
 def test_sigterm_ends_at_once_and_cleans_up(job: Job) -> None:
     client = RawClient(job.workers[0].socket)
     welcome = client.welcome()
