@@ -65,7 +65,9 @@ struct meta_t {
     bit<32> key;
     bit<32> present;
     bit<32> cover;
+    bit<32> whole;      /* all workers or racks of the job at the packet's level */
     bit<48> now;
+    bit<48> stale_time;
 }
 
 parser AtpParser(packet_in packet, out headers_t hdr, inout meta_t meta, inout standard_metadata_t standard) {
@@ -159,12 +161,24 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
     register<bit<8>>(ATP_AGGREGATORS) mark;
     bit<32> index = (bit<32>)hdr.atp.aggregator_index;
     bit<32> old;
+    bit<32> still;
+    bit<32> seen;
     bit<48> stamp;
     bit<8> old_mark;
 
 #include "counters.p4"
 #include "../include/admission.p4"
 #include "../include/forwarding.p4"
+
+    @id(0x01000021) action set_stale_time(@id(1) bit<48> microseconds) {
+        meta.stale_time = microseconds;
+    }
+
+    /* T. A bmv2 whose hosts share its processors may need a longer one: ranks are further apart there. */
+    @id(0x02000022) table stale_time {
+        actions = { set_stale_time; }
+        default_action = set_stale_time(STALE_TIME);
+    }
 
     action set_kind(bit<8> kind) {
         meta.kind = kind;
@@ -174,8 +188,11 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
         meta.kind = kind;
         keys.read(old, index);
         times.read(stamp, index);
+        missing.read(still, index);
+        cover.read(seen, index);
         bool own = old == meta.key;
-        bool vacant = old == 0 || meta.now - stamp > STALE_TIME;
+        /* An aggregator of the job as it was before its workers changed is as good as stale. */
+        bool vacant = old == 0 || meta.now - stamp > meta.stale_time || own && (still | seen) != meta.whole;
         meta.key_result = own ? (vacant ? 8w8 : 8w2) : (vacant ? 8w4 : 8w1);
         keys.write(index, vacant ? meta.key : old);
     }
@@ -184,8 +201,11 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
         meta.kind = kind;
         keys.read(old, index);
         times.read(stamp, index);
+        missing.read(still, index);
+        cover.read(seen, index);
         bool own = old == meta.key;
-        bool vacant = old == 0 || meta.now - stamp > STALE_TIME;
+        /* An aggregator of the job as it was before its workers changed is as good as stale. */
+        bool vacant = old == 0 || meta.now - stamp > meta.stale_time || own && (still | seen) != meta.whole;
         meta.key_result = own ? (vacant ? 8w8 : 8w2) : (vacant ? 8w4 : 8w1);
         keys.write(index, own && vacant ? 32w0 : old);
     }
@@ -301,15 +321,17 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
                     meta.ecn = 1;
                 }
             }
+            if (meta.key != hdr.atp.key) {
+                /* level 1 */
+                meta.whole = meta.full1;
+            } else {
+                meta.whole = meta.full0;
+            }
+            meta.needed = meta.whole & ~meta.own_bit;
+            stale_time.apply();
             gate.apply();
             /* Packets of no job are counted as job 0. */
             bit<32> job_index = meta.known == 1 ? (bit<32>)meta.job : 0;
-            if (meta.key != hdr.atp.key) {
-                /* level 1 */
-                meta.needed = meta.full1 & ~meta.own_bit;
-            } else {
-                meta.needed = meta.full0 & ~meta.own_bit;
-            }
             missing_access.apply();
             present_access.apply();
             cover_access.apply();

@@ -323,10 +323,20 @@ class JsonSwitch:
     def set_job(
         self, job: int, values: int, full0: int, full1: int, group: int, regions: Sequence[tuple[int, int]]
     ) -> None:
+        self.forget(job, "job", "region")
         for start, size in regions:
             for index in range(start, start + size) if size < 256 else []:
                 self.insert("AtpIngress.region", [job, index], "AtpIngress.in_region", [])
         self.insert("AtpIngress.job", [job], "AtpIngress.set_job", [values, full0, full1, group])
+
+    def delete_job(self, job: int) -> None:
+        self.forget(job, "admission", "transit", "ps_port", "job", "region")
+
+    def forget(self, job: int, *tables: str) -> None:
+        """Delete what tables hold of a job, whose ID is the first field of their keys."""
+        for table in tables:
+            entries = self.program.entries[f"AtpIngress.{table}"]
+            entries[:] = [entry for entry in entries if entry[0][0] != (job, -1)]
 
     def admit(self, job: int, port: str, edge: int, bit: int) -> None:
         self.insert("AtpIngress.admission", [job, self.port(port), edge, bit], "AtpIngress.admit", [])

@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from bmv2_vectors import Lazily, reason_to_skip
 from conformance.switches import frame_of, mac_of
-from conformance.test_vectors import ALL, START_MS, Run, prepare
+from conformance.test_vectors import ALL, START_MS, prepare
 from json_switch import PROGRAM, JsonSwitch
-from test_tables import reason_to_skip
 
 pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM.name} is not built: make -C p4 bmv2")
 
@@ -22,7 +22,7 @@ def test_vector(setup: dict[str, Any], vector: dict[str, Any]) -> None:
     switch = JsonSwitch()
     switch.set_clock(START_MS * 1_000_000)
     prepare(switch, setup)  # type: ignore[arg-type]
-    run = Run(switch, setup, vector)  # type: ignore[arg-type]
+    run = Lazily(switch, setup, vector)  # type: ignore[arg-type]
     for number, step in enumerate(vector["steps"]):
         try:
             run.step(step)
