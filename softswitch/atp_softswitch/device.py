@@ -25,10 +25,13 @@ from .entries import (
     encode_group,
     find_table,
 )
-from .errors import Code, DataplaneError, P4RuntimeError
+from .errors import Code, DataplaneError, Detail, P4RuntimeError
 from .pipeline import Counter, Pipeline, Register, Table
 
 _INSERT, _MODIFY, _DELETE = p4r.Update.INSERT, p4r.Update.MODIFY, p4r.Update.DELETE
+
+_WITH_PORT = frozenset({"admission", "transit", "ps_port", "replica"})
+_OWNER = {"replica": "multicast group"}
 
 _CODE_OF_ERRNO = {
     errno.EINVAL: Code.INVALID_ARGUMENT,
@@ -49,6 +52,9 @@ class _Undo:
     before: Entry | Group | None
 
 
+NoPort = Callable[[int], str | None]
+
+
 class Device:
     """Tables, multicast groups and counters of one switch, and its data path.
 
@@ -56,7 +62,15 @@ class Device:
     known to it exactly while the table `job` has it and the table `region` has a range for it.
     """
 
-    def __init__(self, pipeline: Pipeline, dataplane: Dataplane, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        dataplane: Dataplane,
+        no_port: NoPort = lambda port: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`no_port` says why a number cannot be a port, or None; asked when an entry or group is written."""
+        self._no_port = no_port
         self.pipeline = pipeline
         self.dataplane = dataplane
         self._clock = clock
@@ -191,6 +205,8 @@ class Device:
             self._put(None, group_id, None)
             return _Undo(None, group_id, before)
         group = decode_group(message)
+        for port in {member.port for member in group.replicas}:
+            self._check_port(port, f"multicast group {group_id}")
         if kind == _INSERT and before is not None:
             raise P4RuntimeError(Code.ALREADY_EXISTS, f"multicast group {group_id} exists; use MODIFY")
         if kind == _MODIFY and before is None:
@@ -223,12 +239,21 @@ class Device:
                     Code.RESOURCE_EXHAUSTED,
                     f"job {entry.exact(0)} has {REGIONS_MAX} regions, the most it can have",
                 )
-        elif entry.table in ("admission", "transit"):
+        if entry.table in _WITH_PORT:
+            self._check_port(
+                entry.exact(1), f"{entry.table} entry of {_OWNER.get(entry.table, 'job')} {entry.exact(0)}"
+            )
+        if entry.table in ("admission", "transit"):
             bitmap = entry.exact(len(entry.match) - 1)
             if bitmap.bit_count() != 1:
                 raise P4RuntimeError(
                     Code.INVALID_ARGUMENT, f"{entry.table}: bitmap {bitmap:#x} must have exactly one bit"
                 )
+
+    def _check_port(self, port: int, what: str) -> None:
+        reason = self._no_port(port)
+        if reason is not None:
+            raise P4RuntimeError(Code.NOT_FOUND, f"{what}: {reason}", Detail.NO_SUCH_PORT)
 
     # -- one key changes: tables first, then the data path, and back again if that refuses ---------
 
@@ -480,4 +505,4 @@ def _index(index: int, size: int, what: str) -> int:
     return index
 
 
-__all__ = ["Device", "GroupReplica"]
+__all__ = ["Device", "GroupReplica", "NoPort"]

@@ -23,16 +23,24 @@ class Code(IntEnum):
     INTERNAL = 13
 
 
+class Detail(IntEnum):
+    """p4.v1.Error.code in the error space `atp`: what the canonical code leaves open."""
+
+    NONE = 0
+    NO_SUCH_PORT = 1
+
+
 class P4RuntimeError(Exception):
     """A request, or one update of a batch, that the server refuses.
 
-    Attributes: `code` is the canonical code, `message` says what is wrong and what to do.
+    Attributes: `code` is the canonical code, `message` says what is wrong and what to do, `detail` is for programs.
     """
 
-    def __init__(self, code: Code, message: str) -> None:
+    def __init__(self, code: Code, message: str, detail: Detail = Detail.NONE) -> None:
         super().__init__(f"{code.name}: {message}")
         self.code = code
         self.message = message
+        self.detail = detail
 
 
 class DataplaneError(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import logging
 import socket
 from collections.abc import Callable, Container, Iterable, Mapping
@@ -80,6 +81,23 @@ def list_links() -> list[Link]:
             )
             for message in netlink.link("dump")
         ]
+
+
+def no_interface(port: int) -> str | None:
+    """Why a number is no port of a switch whose ports are this namespace's interfaces; None if it is one."""
+    try:
+        socket.if_indextoname(port)
+    except (OSError, OverflowError):
+        return f"port {port} does not exist: this host has no interface with that index"
+    return None
+
+
+def no_neighbour(port: int) -> str | None:
+    """Why a number is no port of the relay, whose ports are IPv4 addresses of hosts; None if it is one."""
+    address = ipaddress.IPv4Address(port)
+    if address.is_unspecified or address.is_multicast or address.is_reserved:
+        return f"port {port} does not exist: ports of the relay are IPv4 addresses, and no host is {address}"
+    return None
 
 
 class Hook(Protocol):

@@ -17,7 +17,7 @@ from atp_api.service.httpd import HealthServer, Pulse
 from .library import SwitchLibrary, find_library, find_object_dir
 from .metrics import SwitchCollector
 from .pipeline import contract_path, load_p4info
-from .ports import PortKeeper, Selection
+from .ports import PortKeeper, Selection, no_interface, no_neighbour
 from .server import P4RuntimeService, start
 
 log = logging.getLogger("atp_softswitch")
@@ -120,7 +120,8 @@ async def serve(options: argparse.Namespace) -> int:
                 keeper.poke()
 
         contract = load_p4info(options.p4info or contract_path())
-        service = P4RuntimeService(library, contract, options.device_id, changed)
+        no_port = no_neighbour if options.mode == "relay" else no_interface
+        service = P4RuntimeService(library, contract, options.device_id, changed, no_port)
         keepers = _keepers(options, library, lambda: service.device.ports() if service.device else frozenset())
         server, port = await start(service, options.listen)
         sweeper = _Sweeper(library, options.sweep_seconds)

@@ -16,7 +16,7 @@ from google.protobuf import any_pb2, struct_pb2
 
 from .arbitration import Arbiter, Notice
 from .dataplane import GROUP_MAX, PROFILES, AggregatorState, Dataplane, JobConfig, Replica
-from .device import Device
+from .device import Device, NoPort
 from .errors import Code, P4RuntimeError
 from .pipeline import Pipeline, verify
 
@@ -87,7 +87,7 @@ def _error_details(results: Iterable[P4RuntimeError | None]) -> rpc_status.Statu
     for result in results:
         error = p4r.Error(canonical_code=Code.OK)
         if result is not None:
-            error = p4r.Error(canonical_code=result.code, message=result.message, space="atp")
+            error = p4r.Error(canonical_code=result.code, message=result.message, space="atp", code=result.detail)
         packed = any_pb2.Any()
         packed.Pack(error)
         status.details.append(packed)
@@ -111,8 +111,10 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         contract: p4i.P4Info,
         device_id: int = 1,
         on_change: Callable[[], None] = lambda: None,
+        no_port: NoPort = lambda port: None,
     ) -> None:
-        """`on_change` is called after entries of the committed pipeline may have changed."""
+        """`on_change` is called after entries of the committed pipeline may have changed; `no_port`: see Device."""
+        self._no_port = no_port
         self._on_change = on_change
         self._dataplane = dataplane
         self._contract = contract
@@ -241,7 +243,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         config = p4r.ForwardingPipelineConfig()
         config.CopyFrom(request.config)
         if request.action == _SetRequest.VERIFY_AND_SAVE:
-            self._saved = _Loaded(config, Device(pipeline, _StagedDataplane(self._dataplane)))
+            self._saved = _Loaded(config, Device(pipeline, _StagedDataplane(self._dataplane), self._no_port))
         elif request.action == _SetRequest.VERIFY_AND_COMMIT:
             self._saved = None
             self._live = _Loaded(config, self._fresh(pipeline))
@@ -257,7 +259,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     def _fresh(self, pipeline: Pipeline) -> Device:
         if self._live is not None:
             self._live.device.clear()
-        return Device(pipeline, self._dataplane)
+        return Device(pipeline, self._dataplane, self._no_port)
 
     async def SetForwardingPipelineConfig(
         self, request: _SetRequest, context: Context

@@ -19,7 +19,7 @@ from atp_api.service import log as logs
 from atp_api.service.httpd import HealthServer, Pulse
 
 from . import __version__
-from .codec import Codec, contract_path
+from .codec import Codec, PipelineMismatch, bmv2_paths
 from .driver import Driver, Facts
 from .host_veth import HostVethPorts
 from .metrics import AgentCollector
@@ -69,11 +69,26 @@ def build_parser() -> argparse.ArgumentParser:
         help="only certificates with this SAN or CN",
     )
     _port_options(serve)
-    serve.add_argument("--target", choices=TARGETS, help="kind of switch (default: what the switch says)")
+    serve.add_argument(
+        "--target",
+        choices=TARGETS,
+        help="kind of switch (default: what the switch says); with bmv2 its program comes with the agent",
+    )
     serve.add_argument("--aggregators", type=int, default=0, help="number of aggregators (default: ask)")
     serve.add_argument("--values", type=int, nargs="+", default=[], help="profiles (default: ask)")
-    serve.add_argument("--p4info", type=Path, default=contract_path(), help="p4info of the pipeline")
-    serve.add_argument("--device-config", type=Path, help="target's binary of the pipeline (bmv2, Tofino)")
+    serve.add_argument(
+        "--p4info", type=Path, help="p4info of the pipeline (default: that of the switch, or of --target)"
+    )
+    serve.add_argument("--device-config", type=Path, help="the compiled pipeline as the switch's server takes it")
+    serve.add_argument(
+        "--replace-pipeline", action="store_true", help="load the pipeline also over a program that is not ATP's"
+    )
+    serve.add_argument(
+        "--ecn-threshold",
+        type=int,
+        default=0,
+        help="queue length from which on sums are marked: packets (bmv2), cells (Tofino); default: the program's",
+    )
     serve.add_argument("--audit-seconds", type=float, default=30.0, help="compare the switch this often")
     serve.add_argument("--sample-seconds", type=float, default=5.0, help="read counters for metrics this often")
     serve.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
@@ -107,6 +122,8 @@ def make_resolver(options: argparse.Namespace) -> PortResolver:
 def _check(options: argparse.Namespace) -> str | None:
     if options.port_file and options.ports != "static":
         return "--port-file belongs to --ports static"
+    if options.command == "serve" and options.device_config and not options.p4info:
+        return "--device-config needs the --p4info that was compiled with it"
     if options.command == "serve" and options.insecure_loopback:
         host = options.listen.rpartition(":")[0]
         try:
@@ -118,12 +135,37 @@ def _check(options: argparse.Namespace) -> str | None:
     return None
 
 
+def make_pipeline(options: argparse.Namespace) -> tuple[Codec | None, str]:
+    """The pipeline that the options name, if any, and why it cannot be used.
+
+    A file that cannot be read is an error of the command line (OSError, text_format.ParseError); one that is no ATP
+    pipeline is told to the operator, so that it is seen where the switch is looked at.
+    """
+    try:
+        if options.p4info:
+            return Codec(options.p4info, options.device_config), ""
+        if options.target == "bmv2":
+            return Codec(*bmv2_paths()), ""
+    except PipelineMismatch as error:
+        return None, str(error)
+    return None, ""
+
+
 async def _serve(options: argparse.Namespace) -> int:
     credentials = None if options.insecure_loopback else server_credentials(options.tls_dir)
-    codec = Codec(options.p4info, options.device_config)
+    pipeline, problem = make_pipeline(options)
     given = Facts(options.target or "", Limits(options.aggregators, tuple(options.values)))
-    driver = Driver(options.p4runtime, codec, device_id=options.device_id, election_id=options.election_id)
-    settings = Settings(options.switch_name, given, audit_seconds=options.audit_seconds)
+    driver = Driver(
+        options.p4runtime,
+        pipeline,
+        problem=problem,
+        replace=options.replace_pipeline,
+        device_id=options.device_id,
+        election_id=options.election_id,
+    )
+    settings = Settings(
+        options.switch_name, given, audit_seconds=options.audit_seconds, ecn_threshold=options.ecn_threshold
+    )
     reconciler = Reconciler(settings, driver, make_resolver(options))
     driver.on_change = reconciler.poke
     stop = asyncio.Event()
@@ -153,7 +195,7 @@ async def _serve(options: argparse.Namespace) -> int:
             "grpc_port": port,
             "http_port": http.port,
             "p4runtime": options.p4runtime,
-            "pipeline": codec.name,
+            "pipeline": pipeline.name if pipeline else "",
             "tls": credentials is not None,
         },
     )

@@ -9,19 +9,25 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import grpc
 from finsy.proto import p4r, p4r_grpc, rpc_status
 from google.protobuf import struct_pb2
 
-from .codec import Codec
-from .entries import GROUP, JOB, REPLICA, Entry, Key, state
+from .codec import Codec, contract_path, describe, mismatch
+from .entries import CONGESTION, ECN, GROUP, JOB, L2, REPLICA, Entry, Key, state
+from .forwarding import FLOOD_GROUP
 from .planner import GROUP_MAX, Batch, Limits
+from .targets import is_software
 
-OK, NOT_FOUND, ALREADY_EXISTS, RESOURCE_EXHAUSTED = 0, 5, 6, 8
+OK, NOT_FOUND, ALREADY_EXISTS, RESOURCE_EXHAUSTED, OUT_OF_RANGE = 0, 5, 6, 8, 11
+# p4.v1.Error.code in the error space of the software switch: the update names a port that it has not.
+_SPACE, _NO_SUCH_PORT = "atp", 1
 _CHUNK = 500
 _RPC_SECONDS = 10.0
+_PUSH_SECONDS = 60.0
 _BACKOFF_FIRST, _BACKOFF_LAST = 0.2, 5.0
 
 log = logging.getLogger("atp_switch_agent.driver")
@@ -59,11 +65,12 @@ class Link:
 
 @dataclass(frozen=True)
 class Refusal:
-    """One update that the switch refused. `code` is a gRPC canonical code."""
+    """One update that the switch refused. `code` is a gRPC canonical code, `reason` CamelCase."""
 
     entry: Entry
     code: int
     message: str
+    reason: str = "SwitchRefused"
 
 
 @dataclass(frozen=True)
@@ -74,11 +81,16 @@ class Facts:
     limits: Limits = field(default_factory=Limits)
 
 
-def describe(error: grpc.RpcError) -> str:
+def explain(error: grpc.RpcError) -> str:
     """Text of an RPC error."""
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name}: {error.details()}"
     return str(error)
+
+
+@cache
+def _software_pipeline() -> Codec:
+    return Codec(contract_path())
 
 
 class Driver:
@@ -87,18 +99,29 @@ class Driver:
     Election IDs: `election_id` at first (default: the time in milliseconds, so that a restarted agent outbids its
     predecessor). The agent does not outbid a higher one that is connected; when that one leaves, the agent takes
     over with the highest ID seen.
+
+    `pipeline` is what the switch is to run. Without one, a software switch gets the contract, and any other switch
+    keeps the ATP pipeline that it runs. A switch that runs something else is left alone unless `replace` is set.
+    `problem`: why the pipeline that was asked for cannot be used at all.
     """
 
     def __init__(
         self,
         address: str,
-        codec: Codec,
+        pipeline: Codec | None = None,
         *,
+        problem: str = "",
+        replace: bool = False,
         device_id: int = 1,
         election_id: int | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self.codec = codec
+        self._given = pipeline
+        self._problem = problem
+        self._replace = replace
+        self._codec = pipeline
+        self._told_target = ""
+        self._adopted = False
         self._address = address
         self._device_id = device_id
         self._election_id = election_id or time.time_ns() // 1_000_000
@@ -107,6 +130,16 @@ class Driver:
         self._no_registers = -1
         self._written: dict[Key, Entry] = {}
         self.link = Link(False, False, "SwitchUnreachable", f"no connection to {address} yet")
+
+    @property
+    def codec(self) -> Codec | None:
+        """The pipeline in force; None while it is not known."""
+        return self._codec
+
+    def _pipeline(self) -> Codec:
+        if self._codec is None:
+            raise SwitchLost("PipelineMissing", "the agent knows no pipeline of this switch yet")
+        return self._codec
 
     # -- the stream --------------------------------------------------------------------------------
 
@@ -137,13 +170,26 @@ class Driver:
                 async with grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
                     await self._follow(channel)
             except grpc.RpcError as error:
-                self._lost("SwitchUnreachable", f"P4Runtime server {self._address}: {describe(error)}; trying again")
+                self._lost(*self._why(error))
             finally:
                 self._stub = None
             if self.link.session > before:
                 backoff = _BACKOFF_FIRST
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
             backoff = min(backoff * 2, _BACKOFF_LAST)
+
+    def _why(self, error: grpc.RpcError) -> tuple[str, str]:
+        """Reason and message for a stream that failed."""
+        text = f"P4Runtime server {self._address}: {explain(error)}"
+        code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
+        if code == grpc.StatusCode.NOT_FOUND:
+            return "DeviceNotFound", f"{text}; give the agent the --device-id of the switch"
+        if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS):
+            return "NotMaster", (
+                f"{text}; the switch does not take the bid with election ID {self._election_id}: is there another "
+                "agent of this switch with the same --election-id?"
+            )
+        return "SwitchUnreachable", f"{text}; trying again"
 
     async def _follow(self, channel: grpc.aio.Channel) -> None:
         stub: p4r_grpc.P4RuntimeAsyncStub = p4r_grpc.P4RuntimeStub(channel)
@@ -215,9 +261,9 @@ class Driver:
             grpc.StatusCode.DEADLINE_EXCEEDED,
             grpc.StatusCode.CANCELLED,
         ):
-            raise SwitchLost("SwitchUnreachable", describe(error)) from error
+            raise SwitchLost("SwitchUnreachable", explain(error)) from error
         if error.code() == grpc.StatusCode.PERMISSION_DENIED:
-            raise SwitchLost("NotMaster", describe(error)) from error
+            raise SwitchLost("NotMaster", explain(error)) from error
 
     async def facts(self) -> Facts:
         """What the switch can hold, if its server says so in Capabilities.experimental; other servers say nothing."""
@@ -230,6 +276,7 @@ class Driver:
         told = struct_pb2.Struct()
         if not reply.experimental.Unpack(told):
             return Facts()
+        self._told_target = told.fields["target"].string_value
         return Facts(
             target=told.fields["target"].string_value,
             limits=Limits(
@@ -240,44 +287,121 @@ class Driver:
         )
 
     async def ensure_pipeline(self) -> bool:
-        """Push the pipeline unless the switch runs it already. True if it was pushed: all tables are empty then."""
-        stub = self._ready(primary=True)
-        request = p4r.GetForwardingPipelineConfigRequest(
-            device_id=self._device_id, response_type=p4r.GetForwardingPipelineConfigRequest.COOKIE_ONLY
-        )
-        try:
-            reply = await stub.GetForwardingPipelineConfig(request, timeout=_RPC_SECONDS)
-            if reply.config.HasField("cookie") and reply.config.cookie.cookie == self.codec.cookie:
+        """See that the switch runs the pipeline; True if it was pushed: all tables are empty then.
+
+        Call after `facts`. Raises SwitchLost with PipelineMismatch (the switch runs another program, refuses this one,
+        or the one asked for is no ATP pipeline), PipelineMissing (the switch runs none, and the agent has none for it)
+        or PipelineRefused (the switch failed to load it).
+        """
+        if self._problem:
+            raise SwitchLost("PipelineMismatch", self._problem)
+        running = await self._running(p4r.GetForwardingPipelineConfigRequest.COOKIE_ONLY)
+        cookie = running.cookie.cookie if running is not None and running.HasField("cookie") else None
+        wanted = self._given
+        if wanted is None and is_software(self._told_target):
+            wanted = _software_pipeline()
+        held = wanted or self._codec
+        if cookie is not None and held is not None and cookie == held.cookie:
+            self._codec = held
+            return False
+        if running is not None:
+            running = await self._running(p4r.GetForwardingPipelineConfigRequest.P4INFO_AND_COOKIE)
+        if running is not None and running.HasField("p4info"):
+            wrong = mismatch(running.p4info)
+            if wanted is None and not wrong:
+                self._adopt(running)
                 return False
+            if wrong and not self._replace:
+                raise SwitchLost(
+                    "PipelineMismatch",
+                    f"the switch runs pipeline {describe(running.p4info)}, which is not that of ATP "
+                    f"({'; '.join(wrong[:3])}): load the ATP program, or start the agent with --replace-pipeline if "
+                    "the other one may go",
+                )
+        if wanted is None:
+            raise SwitchLost(
+                "PipelineMissing",
+                "the switch runs no ATP pipeline and the agent has none for it: start the agent with --target bmv2, "
+                "or with --p4info and --device-config of the program compiled for the switch",
+            )
+        await self._push(wanted)
+        return True
+
+    async def _running(
+        self, part: p4r.GetForwardingPipelineConfigRequest.ResponseType.ValueType
+    ) -> p4r.ForwardingPipelineConfig | None:
+        """The pipeline that the switch runs; None if none."""
+        request = p4r.GetForwardingPipelineConfigRequest(device_id=self._device_id, response_type=part)
+        try:
+            reply = await self._ready(primary=True).GetForwardingPipelineConfig(request, timeout=_RPC_SECONDS)
         except grpc.aio.AioRpcError as error:
-            if error.code() not in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND):
-                self._raise(error)
-                raise SwitchLost("PipelineUnknown", describe(error)) from error
+            if error.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND):
+                return None
+            self._raise(error)
+            raise SwitchLost("PipelineUnknown", explain(error)) from error
+        return reply.config
+
+    def _adopt(self, running: p4r.ForwardingPipelineConfig) -> None:
+        if self._adopted and self._codec is not None and self._codec.p4info == running.p4info:
+            return  # a switch that keeps no cookie
+        try:
+            self._codec = Codec(running.p4info, cookie=running.cookie.cookie)
+        except ValueError as error:
+            raise SwitchLost("PipelineMismatch", str(error)) from error
+        self._adopted = True
+        log.info("pipeline adopted", extra={"pipeline": self._codec.name, "target": self._codec.target.name})
+
+    async def _push(self, wanted: Codec) -> None:
+        if wanted.device_config is None:
+            raise SwitchLost(
+                "PipelineMismatch",
+                f"the switch does not run pipeline {wanted.name}, and the agent cannot load it without a "
+                "--device-config: load it by the means of the switch, or give the file",
+            )
         push = p4r.SetForwardingPipelineConfigRequest(
             device_id=self._device_id,
             election_id=self._election(),
             action=p4r.SetForwardingPipelineConfigRequest.VERIFY_AND_COMMIT,
-            config=self.codec.config(),
+            config=wanted.config(),
         )
         try:
-            await stub.SetForwardingPipelineConfig(push, timeout=60.0)
+            await self._ready(primary=True).SetForwardingPipelineConfig(push, timeout=_PUSH_SECONDS)
         except grpc.aio.AioRpcError as error:
             self._raise(error)
-            raise SwitchLost("PipelineRefused", f"the switch refuses the pipeline: {describe(error)}") from error
+            text = f"the switch refuses pipeline {wanted.name}: {explain(error)}"
+            if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+                raise SwitchLost(
+                    "PipelineMismatch", f"{text}; give the agent --p4info and --device-config of this switch's program"
+                ) from error
+            raise SwitchLost("PipelineRefused", text) from error
+        self._codec = wanted
         self._written.clear()
-        log.info("pipeline pushed", extra={"pipeline": self.codec.name})
-        return True
+        log.info("pipeline pushed", extra={"pipeline": wanted.name, "target": wanted.target.name})
 
     async def read(self) -> dict[Key, Entry]:
         """Every entry and group of jobs that the switch holds.
 
         Groups above the jobs' range are not the agent's: a hardware switch floods with them.
         """
-        found = [self.codec.decode(entity) for entity in await self._read(self.codec.wildcards())]
+        codec = self._pipeline()
+        found = [codec.decode(entity) for entity in await self._read(codec.wildcards())]
         return state(
             self._marked(entry)
             for entry in found
             if entry.table not in (GROUP, REPLICA) or entry.number(0) <= GROUP_MAX
+        )
+
+    async def read_forwarding(self) -> dict[Key, Entry]:
+        """Entries and default actions of the tables for ordinary traffic, and the group of all ports."""
+        codec = self._pipeline()
+        cells = codec.forwarding_wildcards()
+        if not cells:
+            return {}
+        found = [codec.decode(entity) for entity in await self._read(cells)]
+        return state(
+            entry
+            for entry in found
+            if entry.table in (L2, ECN, CONGESTION) or (entry.table == GROUP and entry.number(0) == FLOOD_GROUP)
         )
 
     def _marked(self, entry: Entry) -> Entry:
@@ -289,6 +413,7 @@ class Driver:
 
     async def write(self, batch: Batch) -> list[Refusal]:
         """Write one batch, in chunks; returns what the switch refused."""
+        codec = self._pipeline()
         refused: list[Refusal] = []
         for start in range(0, len(batch), _CHUNK):
             chunk = batch[start : start + _CHUNK]
@@ -296,14 +421,14 @@ class Driver:
             sent: list[Entry] = []
             for update in chunk:
                 try:
-                    messages.append(self.codec.encode(update))
+                    messages.append(codec.encode(update))
                     sent.append(update.entry)
                 except ValueError as error:
-                    refused.append(Refusal(update.entry, 11, str(error)))
+                    refused.append(Refusal(update.entry, OUT_OF_RANGE, str(error)))
             errors = await self._write(messages)
             self._written.update((entry.key, entry) for entry in sent if entry.table == JOB)
             refused += [
-                Refusal(entry, error.canonical_code, error.message)
+                Refusal(entry, error.canonical_code, error.message, _reason(error))
                 for entry, error in zip(sent, errors, strict=True)
                 if error.canonical_code != OK
             ]
@@ -312,7 +437,7 @@ class Driver:
     async def reset_counters(self, job_ids: Iterable[int]) -> None:
         """Set the counters of jobs to zero, so that they count from the start of their epoch."""
         for job_id in job_ids:
-            cells = self.codec.counter_cells(job_id, reset=True)
+            cells = self._pipeline().counter_cells(job_id, reset=True)
             errors = await self._write([p4r.Update(type=p4r.Update.MODIFY, entity=cell) for cell in cells])
             failed = [error.message for error in errors if error.canonical_code != OK]
             if failed:
@@ -332,7 +457,7 @@ class Driver:
             if len(details) == len(updates):
                 return details
             code = int(error.code().value[0])
-            return [p4r.Error(canonical_code=code, message=describe(error)) for _ in updates]
+            return [p4r.Error(canonical_code=code, message=explain(error)) for _ in updates]
         return [p4r.Error() for _ in updates]
 
     async def _read(self, entities: Sequence[p4r.Entity]) -> list[p4r.Entity]:
@@ -344,24 +469,20 @@ class Driver:
                 found += reply.entities
         except grpc.aio.AioRpcError as error:
             self._raise(error)
-            raise SwitchLost("ReadFailed", describe(error)) from error
+            raise SwitchLost("ReadFailed", explain(error)) from error
         return found
 
     async def counters(self, job_ids: Iterable[int]) -> dict[int, dict[str, int]]:
         """Counters of each job by name."""
+        codec = self._pipeline()
         job_ids = list(job_ids)
-        cells = [cell for job_id in job_ids for cell in self.codec.counter_cells(job_id)]
-        result: dict[int, dict[str, int]] = {job_id: {} for job_id in job_ids}
-        for entity in await self._read(cells):
-            cell = entity.counter_entry
-            name, counts_bytes = self.codec.counters[cell.counter_id]
-            value = cell.data.byte_count if counts_bytes else cell.data.packet_count
-            result[cell.index.index][name] = value
-        return result
+        cells = [cell for job_id in job_ids for cell in codec.counter_cells(job_id)]
+        counted = codec.tally(await self._read(cells))
+        return {job_id: counted.get(job_id, {}) for job_id in job_ids}
 
     async def occupancy(self, job_ids: Iterable[int]) -> dict[int, int] | None:
         """Aggregators in use by job ID (0: by all), None where the target does not let registers be read."""
-        register = self.codec.occupancy_register
+        register = self._pipeline().occupancy_register
         if register is None or self._no_registers == self.link.session:
             return None
         cells = []
@@ -380,6 +501,15 @@ class Driver:
             entity.register_entry.index.index: int.from_bytes(entity.register_entry.data.bitstring, "big")
             for entity in found
         }
+
+
+def _reason(error: p4r.Error) -> str:
+    """Reason of a refused update."""
+    if error.canonical_code == RESOURCE_EXHAUSTED:
+        return "SwitchFull"
+    if error.space == _SPACE and error.code == _NO_SUCH_PORT:
+        return "PortNotFound"
+    return "SwitchRefused"
 
 
 def _number(told: struct_pb2.Struct, name: str) -> int:

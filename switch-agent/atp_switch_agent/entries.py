@@ -11,6 +11,8 @@ Key = tuple[str, tuple[Match, ...]]
 
 JOB, REGION, ADMISSION, TRANSIT, PS_PORT = "job", "region", "admission", "transit", "ps_port"
 REPLICA, GROUP = "replica", "group"
+# Tables that P4 programs have and the software switch has not: it leaves ordinary traffic to the host.
+L2, ECN, CONGESTION = "l2_forward", "ecn_threshold", "congestion"
 
 # Match fields and action of each table, as in p4/p4info.txtpb. `group` is the replication engine's.
 FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -29,20 +31,33 @@ ACTIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     PS_PORT: ("from_ps", ()),
     REPLICA: ("rewrite", ("dst_mac", "dst_ip", "dst_port")),
 }
+# The same of the tables for ordinary traffic, whose entries choose between actions.
+FORWARDING_FIELDS: Mapping[str, tuple[str, ...]] = {
+    L2: ("dst_mac",),
+    ECN: (),
+    CONGESTION: ("meta.bridge.verdict", "queue_depth"),
+}
+FORWARDING_ACTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    L2: {"forward": ("port",), "flood": ("group",), "discard": ()},
+    ECN: {"set_ecn_threshold": ("packets",)},
+    CONGESTION: {"mark_congestion": ()},
+}
 
 
 @dataclass(frozen=True)
 class Entry:
     """One entry.
 
-    `match`: ints, a range is (low, high) inclusive. `params`: the action's; of a group: port, instance, port,
-    instance... in order. `metadata` is the owner's mark, on table `job` alone.
+    `match`: ints, a range is (low, high) inclusive; empty: the default action of the table. `params`: the action's;
+    of a group: port, instance, port, instance... in order. `metadata` is the owner's mark, on table `job` alone.
+    `action` is empty where the table has only one.
     """
 
     table: str
     match: tuple[Match, ...]
     params: tuple[int, ...] = ()
     metadata: bytes = b""
+    action: str = ""
 
     @property
     def key(self) -> Key:

@@ -163,6 +163,10 @@ class HostVethPorts:
         with _netlink() as netlink:
             view = read_view(netlink)
             for key in endpoints:
+                if key.port and key.port not in view.kinds:
+                    text = f"port {key.port} of {key.address}: this host has no interface with that index"
+                    answers[key] = Unresolved(text, wrong=True)
+                    continue
                 if key.port and key.mac is not None:
                     answers[key] = Port(key.port, key.mac)
                     continue
@@ -182,6 +186,10 @@ class HostVethPorts:
             del self._last[key]
         provoke(provoked)
         return answers
+
+    def forwarding(self) -> None:
+        """The host forwards ordinary traffic itself."""
+        return None
 
     async def changed(self) -> None:
         """A link, neighbour or route changed; at most twice a second."""

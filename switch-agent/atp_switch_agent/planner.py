@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -54,6 +54,7 @@ class Limits:
     aggregators: int = 0
     values: tuple[int, ...] = ()
     multicast_groups: int = GROUP_MAX
+    port_bits: int = 32
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,14 @@ def plan_job(job: api.Job, ports: Callable[[EndpointKey], Port], limits: Limits)
         raise CannotHold("SwitchFull", f"the switch has {limits.multicast_groups} multicast groups")
     if len(job.members) + len(job.racks) > REPLICAS_MAX:
         raise CannotHold("FanInExceeded", f"an ACK would need more than {REPLICAS_MAX} copies at one switch")
+    for key in endpoints(job):
+        number = ports(key).number
+        if number >> limits.port_bits:
+            raise CannotHold(
+                "PortNotFound",
+                f"port {number} of {key.address} does not exist: ports of this switch are numbers of "
+                f"{limits.port_bits} bits; correct it in the ATPSwitch or in the agent's port file",
+            )
     job_id = job.job_id
     full0 = full1 = 0
     entries: set[Entry] = set()
@@ -291,13 +300,14 @@ _PER_JOB = (JOB, REGION, ADMISSION, TRANSIT, PS_PORT)
 _RIGHTS = (ADMISSION, TRANSIT, PS_PORT)
 
 
-def _jobs(entries: State) -> dict[int, Entry]:
+def jobs_of(entries: State) -> dict[int, Entry]:
+    """The entries of table `job` by job ID."""
     return {entry.number(0): entry for entry in entries.values() if entry.table == JOB}
 
 
 def _kept_jobs(now: State, wanted: State) -> dict[int, Entry]:
     """Jobs that stay known throughout: same owner and parameters, and at least one region stays."""
-    before, after = _jobs(now), _jobs(wanted)
+    before, after = jobs_of(now), jobs_of(wanted)
     regions = {entry.number(0) for key, entry in now.items() if entry.table == REGION and key in wanted}
     return {job_id: entry for job_id, entry in before.items() if after.get(job_id) == entry and job_id in regions}
 
@@ -353,7 +363,7 @@ def diff(now: State, wanted: State) -> Diff:
     return Diff(
         tuple(tuple(batch) for batch in removals if batch),
         tuple(tuple(batch) for batch in additions if batch),
-        frozenset(_jobs(wanted)) - frozenset(kept),
+        frozenset(jobs_of(wanted)) - frozenset(kept),
     )
 
 
@@ -363,10 +373,40 @@ def job_of(entry: Entry, states: Iterable[State]) -> int | None:
         return entry.number(0)
     group = entry.number(0)
     for entries in states:
-        for job_id, job in _jobs(entries).items():
+        for job_id, job in jobs_of(entries).items():
             if job.params[3] == group:
                 return job_id
     return None
+
+
+def without_room(
+    plans: Mapping[int, Iterable[Entry]], sizes: Mapping[str, int], seated: Container[int]
+) -> dict[int, CannotHold]:
+    """Jobs whose entries do not fit into the tables of the switch any more, by job ID.
+
+    `sizes`: entries that each table holds (p4info); a table without a size is not limited. Jobs of `seated`, which the
+    switch holds now, have their place before others, then the lower job ID. bmv2 answers UNKNOWN when a table is full,
+    so this is found before anything is written.
+    """
+    used: dict[str, int] = {}
+    refused: dict[int, CannotHold] = {}
+    for job_id in sorted(plans, key=lambda job_id: (job_id not in seated, job_id)):
+        needed: dict[str, int] = {}
+        for entry in plans[job_id]:
+            needed[entry.table] = needed.get(entry.table, 0) + 1
+        for table, count in sorted(needed.items()):
+            size = sizes.get(table, 0)
+            if size and used.get(table, 0) + count > size:
+                refused[job_id] = CannotHold(
+                    "SwitchFull",
+                    f"table {table} of the switch holds {size} entries, {size - used.get(table, 0)} are free, the job "
+                    f"needs {count}: it runs HostOnly, or wait until another job of this switch ends",
+                )
+                break
+        else:
+            for table, count in needed.items():
+                used[table] = used.get(table, 0) + count
+    return refused
 
 
 def combine(plans: Mapping[int, Iterable[Entry]]) -> dict[Key, Entry]:

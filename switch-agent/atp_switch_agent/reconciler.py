@@ -7,13 +7,16 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api
 
 from . import __version__
-from .driver import RESOURCE_EXHAUSTED, Driver, Facts, Refusal, SwitchLost
+from .codec import Codec
+from .driver import Driver, Facts, Refusal, SwitchLost
 from .entries import Entry, Key
+from .forwarding import diff as diff_forwarding
+from .forwarding import plan as plan_forwarding
 from .planner import (
     CannotHold,
     Diff,
@@ -24,10 +27,13 @@ from .planner import (
     diff,
     endpoints,
     job_of,
+    jobs_of,
     plan_job,
     validate,
+    without_room,
 )
 from .resolver import PortResolver, Resolution, Unresolved
+from .targets import STICKY_TARGETS
 
 log = logging.getLogger("atp_switch_agent.reconciler")
 
@@ -38,17 +44,16 @@ _PROGRAMMED, _PENDING, _FAILED = (
 )
 
 
-# Targets whose sums stay at the end of int32 once there (docs/p4.md, "Saturation").
-STICKY = frozenset({"software-bpf", "software-relay", "bmv2"})
-
-
 class StaleGeneration(Exception):
     """A desired state older than the one in force."""
 
 
 @dataclass
 class Settings:
-    """Of one agent. `facts` are what the command line says of the switch; the switch's own word comes second."""
+    """Of one agent. `facts` are what the command line says of the switch; the switch's own word comes second.
+
+    `ecn_threshold`: see forwarding.Forwarding.
+    """
 
     switch_name: str
     facts: Facts = field(default_factory=Facts)
@@ -56,6 +61,7 @@ class Settings:
     retry_first: float = 0.5
     retry_last: float = 10.0
     apply_seconds: float = 10.0
+    ecn_threshold: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,10 +82,10 @@ class _Ports:
         assert isinstance(answer, Port)
         return answer
 
-    def missing(self, job: api.Job) -> list[str]:
+    def missing(self, job: api.Job) -> list[Unresolved]:
         """Why end points of a job have no port."""
         answers = [self._answers[key] for key in endpoints(job)]
-        return [answer.message for answer in answers if isinstance(answer, Unresolved)]
+        return [answer for answer in answers if isinstance(answer, Unresolved)]
 
 
 class Reconciler:
@@ -113,14 +119,17 @@ class Reconciler:
 
     @property
     def facts(self) -> Facts:
-        """Target and limits: the command line's first, then the switch's."""
+        """Target and limits: the command line's first, then the switch's own word, then its p4info."""
         told, given = self._facts, self.settings.facts
+        codec = self.driver.codec
+        read = codec.target if codec else None
         return Facts(
-            given.target or told.target,
+            given.target or told.target or (read.name if read else ""),
             Limits(
-                given.limits.aggregators or told.limits.aggregators,
-                given.limits.values or told.limits.values,
+                given.limits.aggregators or told.limits.aggregators or (read.aggregators if read else 0),
+                given.limits.values or told.limits.values or (read.values if read else ()),
                 min(given.limits.multicast_groups, told.limits.multicast_groups),
+                min(given.limits.port_bits, read.port_bits) if read else given.limits.port_bits,
             ),
         )
 
@@ -145,10 +154,10 @@ class Reconciler:
             multicast_groups=facts.limits.multicast_groups,
             job_ids=255,
             fan_in_max=32,
-            pipeline=self.driver.codec.name,
+            pipeline=self.driver.codec.name if self.driver.codec else "",
             version=__version__,
             # A target that is not known is not trusted to show an overflow.
-            sticky_saturation=facts.target in STICKY,
+            sticky_saturation=facts.target in STICKY_TARGETS,
         )
 
     def observed(self) -> api.ObservedState:
@@ -241,6 +250,7 @@ class Reconciler:
         return self._in_sync and all(o.state == _PROGRAMMED for o in self._outcomes.values())
 
     async def _watch_ports(self) -> None:
+        known = self._resolver.forwarding()
         while True:
             try:
                 await self._resolver.changed()
@@ -251,7 +261,9 @@ class Reconciler:
                 await asyncio.sleep(1.0)
                 continue
             # Hosts are restless; only another answer is worth a pass.
-            if answers != self._answers:
+            told = self._resolver.forwarding()
+            if answers != self._answers or told != known:
+                known = told
                 self._wake.set()
 
     async def _pass(self) -> None:
@@ -289,17 +301,24 @@ class Reconciler:
             self._facts = await self.driver.facts()
             self._facts_session = link.session
         await self.driver.ensure_pipeline()
+        codec = self.driver.codec
+        assert codec is not None
         desired = self._desired
         if desired is None:
+            await self._forward(codec)
             self._in_sync = False
             self._reason, self._message = "NoDesiredState", "the operator has sent no desired state yet"
             return
         outcomes: dict[int, _Outcome] = {}
         plans = await self._plan(desired, outcomes)
+        trouble = await self._forward(codec)
+        now = await self.driver.read()
+        for job_id, error in without_room(plans, codec.table_sizes, jobs_of(now)).items():
+            outcomes[job_id] = _Outcome(_FAILED, error.reason, error.message)
+            del plans[job_id]
         # One round writes, the next finds nothing to do; more only for jobs that the switch refuses.
         rounds = 3 + len(plans)
         while True:
-            now = await self.driver.read()
             changes = diff(now, combine(plans))
             if changes.empty:
                 break
@@ -308,9 +327,10 @@ class Reconciler:
                 entry = changes.batches[0][0].entry
                 raise SwitchLost("NotConverging", f"the switch does not keep what is written, for example {entry.key}")
             refused = await self._execute(changes)
+            before, now = now, await self.driver.read()
             if not refused:
                 continue
-            blamed = self._blame(refused, plans, now)
+            blamed = self._blame(refused, plans, before)
             if not blamed:
                 first = refused[0]
                 raise SwitchLost("SwitchRefused", f"{first.entry.key}: {first.message}")
@@ -322,10 +342,31 @@ class Reconciler:
         if self._desired is not desired:
             return  # another one came in meanwhile; its own pass reports
         self._outcomes = outcomes
-        waiting = [o for o in outcomes.values() if o.state != _PROGRAMMED]
-        self._in_sync = not waiting
-        self._reason = waiting[0].reason if waiting else ""
-        self._message = waiting[0].message if waiting else ""
+        self._in_sync, self._reason, self._message = _summary(desired, outcomes)
+        if self._in_sync and trouble:
+            self._in_sync, self._reason, self._message = False, "ForwardingRefused", trouble
+
+    async def _forward(self, codec: Codec) -> str:
+        """Tables for ordinary traffic, where the switch has them and the ports are told; what the switch refuses.
+
+        They do not wait for the operator: the hosts need the network before there is a job.
+        """
+        told = self._resolver.forwarding()
+        if told is None or not codec.forwarding_tables:
+            return ""
+        macs = {
+            answer.mac: answer.number
+            for key, answer in self._answers.items()
+            if isinstance(answer, Port) and answer.number >> codec.target.port_bits == 0
+        }
+        told = replace(told, macs=macs | dict(told.macs), ecn_threshold=self.settings.ecn_threshold)
+        wanted = plan_forwarding(told, codec.forwarding_tables)
+        for batch in diff_forwarding(await self.driver.read_forwarding(), wanted):
+            refused = await self.driver.write(batch)
+            if refused:
+                first = refused[0]
+                return f"ordinary traffic: the switch refuses {first.entry.table} {first.entry.match}: {first.message}"
+        return ""
 
     async def _plan(self, desired: api.DesiredState, outcomes: dict[int, _Outcome]) -> dict[int, list[Entry]]:
         wanted = {key for job in desired.jobs for key in endpoints(job)}
@@ -334,8 +375,13 @@ class Reconciler:
         plans: dict[int, list[Entry]] = {}
         for job in desired.jobs:
             missing = ports.missing(job)
+            wrong = [answer.message for answer in missing if answer.wrong]
+            if wrong:
+                outcomes[job.job_id] = _Outcome(_FAILED, "PortNotFound", "; ".join(wrong[:3]))
+                continue
             if missing:
-                outcomes[job.job_id] = _Outcome(_PENDING, "PortUnresolved", "; ".join(missing[:3]))
+                text = "; ".join(answer.message for answer in missing[:3])
+                outcomes[job.job_id] = _Outcome(_PENDING, "PortUnresolved", text)
                 continue
             try:
                 plans[job.job_id] = plan_job(job, ports, self.facts.limits)
@@ -363,9 +409,8 @@ class Reconciler:
         for refusal in refused:
             job_id = job_of(refusal.entry, (combine(plans), now))
             if job_id is not None and job_id in plans:
-                reason = "SwitchFull" if refusal.code == RESOURCE_EXHAUSTED else "SwitchRefused"
                 text = f"the switch refuses {refusal.entry.table} {refusal.entry.match}: {refusal.message}"
-                blamed.setdefault(job_id, _Outcome(_FAILED, reason, text))
+                blamed.setdefault(job_id, _Outcome(_FAILED, refusal.reason, text))
         return blamed
 
     # -- telemetry ---------------------------------------------------------------------------------
@@ -418,6 +463,17 @@ class Reconciler:
     def job_names(self) -> dict[int, str]:
         """namespace/name by job ID."""
         return {job.job_id: job.name for job in self._desired.jobs} if self._desired else {}
+
+
+def _summary(desired: api.DesiredState, outcomes: Mapping[int, _Outcome]) -> tuple[bool, str, str]:
+    """In sync, reason and message of the whole switch. Jobs that it refuses come before those that wait."""
+    names = {job.job_id: job.name or f"job ID {job.job_id}" for job in desired.jobs}
+    left = [(outcome.state != _FAILED, job_id) for job_id, outcome in outcomes.items() if outcome.state != _PROGRAMMED]
+    if not left:
+        return True, "", ""
+    first = min(left)[1]
+    others = f"; {len(left) - 1} more of {len(names)} jobs are not programmed" if len(left) > 1 else ""
+    return False, outcomes[first].reason, f"{names.get(first, first)}: {outcomes[first].message}{others}"
 
 
 def _estimate(cells: Mapping[str, int], job: api.Job | None) -> int:

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from .forwarding import Forwarding
 from .planner import EndpointKey, Port
 
 
 @dataclass(frozen=True)
 class Unresolved:
-    """Why there is no port (yet), and what to do."""
+    """Why there is no port (yet), and what to do. `wrong`: what was said names a port that does not exist."""
 
     message: str
+    wrong: bool = False
 
 
 Resolution = Port | Unresolved
@@ -30,6 +32,9 @@ class PortResolver(Protocol):
     async def resolve(self, endpoints: Collection[EndpointKey]) -> Mapping[EndpointKey, Resolution]:
         """One answer for each end point. Does not raise for an unknown one."""
 
+    def forwarding(self) -> Forwarding | None:
+        """What is known of the switch's ports for ordinary traffic; None: the agent leaves that alone."""
+
     async def changed(self) -> None:
         """Waits until an answer may differ."""
 
@@ -40,6 +45,9 @@ class RelayPorts:
     async def resolve(self, endpoints: Collection[EndpointKey]) -> Mapping[EndpointKey, Resolution]:
         return {key: Port(key.port or int(ipaddress.IPv4Address(key.address)), key.mac or 0) for key in endpoints}
 
+    def forwarding(self) -> None:
+        return None
+
     async def changed(self) -> None:
         await asyncio.Event().wait()
 
@@ -47,10 +55,13 @@ class RelayPorts:
 class StaticPorts:
     """Ports from a JSON file, read again when it changes.
 
-    {"addresses": {"10.0.0.5": {"port": 3, "mac": "02:00:00:00:00:05"}},
-     "nodes": {"node-a": {"port": 1, "mac": "02:00:00:00:00:0a"}}}
+    {"ports": [1, 2, 3, 49],
+     "addresses": {"10.0.0.5": {"port": 3, "mac": "02:00:00:00:00:05"}},
+     "nodes": {"node-a": {"port": 1, "mac": "02:00:00:00:00:0a"}},
+     "macs": {"02:00:00:00:00:99": 49}}
 
-    An end point's own `port` and `mac` come first, then its address, then its node.
+    An end point's own `port` and `mac` come first, then its address, then its node. `ports` are those that the switch
+    has; with them, another one is refused, and broadcast is flooded to them. `macs` are further hosts and routers.
     """
 
     POLL_SECONDS = 2.0
@@ -61,6 +72,8 @@ class StaticPorts:
         self._stamp = self._stat()
         self._addresses: dict[str, Port] = {}
         self._nodes: dict[str, Port] = {}
+        self._macs: dict[int, int] = {}
+        self._ports: frozenset[int] = frozenset()
         self._load()
 
     def _stat(self) -> tuple[int, int] | None:
@@ -75,10 +88,18 @@ class StaticPorts:
             return
         try:
             raw = json.loads(self._path.read_text(encoding="utf-8"))
-            self._addresses = {name: _port(value) for name, value in raw.get("addresses", {}).items()}
-            self._nodes = {name: _port(value) for name, value in raw.get("nodes", {}).items()}
+            ports = frozenset(int(number) for number in raw.get("ports", ()))
+            addresses = {name: _port(value) for name, value in raw.get("addresses", {}).items()}
+            nodes = {name: _port(value) for name, value in raw.get("nodes", {}).items()}
+            macs = {_mac(name): int(number) for name, number in raw.get("macs", {}).items()}
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{self._path}: not a table of ports: {error}") from error
+        named = macs | {port.mac: port.number for port in nodes.values()}
+        named |= {port.mac: port.number for port in addresses.values()}
+        unknown = sorted(set(named.values()) - ports) if ports else []
+        if unknown:
+            raise ValueError(f"{self._path}: port {unknown[0]} is not among its `ports`")
+        self._ports, self._addresses, self._nodes, self._macs = ports, addresses, nodes, named
 
     async def resolve(self, endpoints: Collection[EndpointKey]) -> Mapping[EndpointKey, Resolution]:
         return {key: self._one(key) for key in endpoints}
@@ -90,9 +111,20 @@ class StaticPorts:
         if number == 0:
             where = f" (node {key.node})" if key.node else ""
             return Unresolved(f"no port for {key.address}{where}; add it to {self._path or '--port-file'}")
+        if self._ports and number not in self._ports:
+            return Unresolved(
+                f"port {number} of {key.address} is not one of the switch's; correct it, or add it to `ports` in "
+                f"{self._path}",
+                wrong=True,
+            )
         if mac is None:
             return Unresolved(f"no MAC address for {key.address}; add it to {self._path or '--port-file'}")
         return Port(number, mac)
+
+    def forwarding(self) -> Forwarding | None:
+        if self._path is None:
+            return None
+        return Forwarding(dict(self._macs), self._ports)
 
     async def changed(self) -> None:
         while True:
@@ -104,5 +136,9 @@ class StaticPorts:
                 return
 
 
+def _mac(text: str) -> int:
+    return int(text.replace(":", ""), 16)
+
+
 def _port(raw: Mapping[str, object]) -> Port:
-    return Port(int(str(raw["port"])), int(str(raw["mac"]).replace(":", ""), 16))
+    return Port(int(str(raw["port"])), _mac(str(raw["mac"])))

@@ -143,8 +143,9 @@ def test_nothing_works_before_the_pipeline(controllers: Any) -> None:
 
 
 def test_arbitration_over_streams(controllers: Any) -> None:
-    first, second = controllers(10), controllers(5)
+    first = controllers(10)
     assert first.heard() == (0, 10)
+    second = controllers(5)
     assert second.heard() == (6, 10)
     first.push()
     assert refused(second.push)[0] == grpc.StatusCode.PERMISSION_DENIED

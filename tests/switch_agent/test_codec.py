@@ -99,7 +99,7 @@ def test_a_foreign_pipeline_is_refused(tmp_path: Path) -> None:
     del p4info.tables[2]
     path = tmp_path / "other.txtpb"
     path.write_text(text_format.MessageToString(p4info))
-    with pytest.raises(ValueError, match="it lacks: admission"):
+    with pytest.raises(ValueError, match="table admission is missing"):
         Codec(path)
 
 
