@@ -243,7 +243,10 @@ class Controller:
         plan = plan_cluster(snapshot, self.settings.sidecar, self.settings.limits, time.time())
         # Order matters for a crash in between: first who holds what, then that the job has it, then the switches.
         for name, status in plan.switch_statuses.items():
-            await self._write_status("switches", "atpswitches", snapshot.switches[name].raw, status)
+            raw = snapshot.switches[name].raw
+            await self._write_status("switches", "atpswitches", raw, status)
+            for event in plan.switch_events[name]:
+                await self._tell("ATPSwitch", raw, event)
         failures: list[ApiError] = []
         written: list[tuple[JobPlan, Object]] = []
         for entry in plan.write_order:
@@ -397,7 +400,7 @@ class Controller:
     async def _carry_out(self, plan: JobPlan, raw: Object) -> None:
         job = plan.job
         for event in plan.events:
-            await self._tell(job, event)
+            await self._tell("ATPJob", job.raw, event)
         for pod in plan.delete_pods:
             await self.kube.delete(path("api/v1", "pods", job.namespace, pod.name), uid=pod.uid)
         await self._create(plan)
@@ -484,26 +487,25 @@ class Controller:
         job = plan.job
         if self._create_errors.get(job.uid) != message:
             log.warning("ATPJob %s: %s", job.key, message)
-            await self._tell(job, Event("Warning", "PodCreateFailed", message))
+            await self._tell("ATPJob", job.raw, Event("Warning", "PodCreateFailed", message))
             self._create_errors[job.uid] = message
             self.wake()  # the next plan puts it into the status
 
-    async def _tell(self, job: Job, event: Event) -> None:
-        """A core/v1 Event; the same said again raises the count of the one there is."""
-        key = hashlib.sha256(f"{job.uid}{event.reason}{event.message}".encode()).hexdigest()[:16]
-        name = f"{job.name}.{key}"
+    async def _tell(self, kind: str, raw: Object, event: Event) -> None:
+        """A core/v1 Event on an object; the same said again raises the count of the one there is."""
+        meta = raw["metadata"]
+        key = hashlib.sha256(f"{meta['uid']}{event.reason}{event.message}".encode()).hexdigest()[:16]
+        # The name has 253 characters at most. Events of cluster-wide objects are in namespace default.
+        name, namespace = f"{meta['name'][:200].rstrip('.-')}.{key}", meta.get("namespace") or "default"
         now = rfc3339(time.time())
+        involved = {"apiVersion": API_VERSION, "kind": kind, "name": meta["name"], "uid": meta["uid"]}
+        if meta.get("namespace"):
+            involved["namespace"] = namespace
         body: Object = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": name, "namespace": job.namespace},
-            "involvedObject": {
-                "apiVersion": API_VERSION,
-                "kind": "ATPJob",
-                "namespace": job.namespace,
-                "name": job.name,
-                "uid": job.uid,
-            },
+            "metadata": {"name": name, "namespace": namespace},
+            "involvedObject": involved,
             "type": event.kind,
             "reason": event.reason,
             "message": event.message[:1024],
@@ -516,19 +518,20 @@ class Controller:
         }
         log.log(
             logging.WARNING if event.kind == "Warning" else logging.INFO,
-            "ATPJob %s: %s: %s",
-            job.key,
+            "%s %s: %s: %s",
+            kind,
+            "/".join(filter(None, key_of(raw))),
             event.reason,
             event.message,
         )
         try:
-            await self.kube.create(path("api/v1", "events", job.namespace), body)
+            await self.kube.create(path("api/v1", "events", namespace), body)
         except ApiError as error:
             if error.code == 409:
                 try:
-                    old = await self.kube.get(path("api/v1", "events", job.namespace, name))
+                    old = await self.kube.get(path("api/v1", "events", namespace, name))
                     change = {"count": int(old.get("count") or 1) + 1, "lastTimestamp": now}
-                    await self.kube.merge(path("api/v1", "events", job.namespace, name), change)
+                    await self.kube.merge(path("api/v1", "events", namespace, name), change)
                 except ApiError as again:
                     log.warning("event not written: %s", again)
             else:

@@ -313,14 +313,7 @@ def _unasked(job: Job, world: World) -> list[str]:
 
 
 def _why_away(switch: Switch) -> str:
-    view = switch.view
-    if not view.known:
-        return "its agent was not asked yet"
-    if not view.reachable:
-        return f"its agent at {switch.address} does not answer ({view.error or 'no connection'})"
-    if not view.connected:
-        return f"its agent has no connection to the switch ({view.message or view.reason or 'no reason given'})"
-    return "its agent told no capacity"
+    return switch.fault[1] if switch.fault else "its agent answers"
 
 
 def _take(plan: JobPlan, network: _Network, world: World, epoch: int) -> None:
@@ -349,9 +342,9 @@ def _take(plan: JobPlan, network: _Network, world: World, epoch: int) -> None:
 
 
 def _fell_back(plan: JobPlan, refusal: Refusal, now: float) -> None:
-    text = f"runs HostOnly, the parameter server sums everything: {refusal.message}"
+    text = f"the parameter server sums everything: {refusal.message}"
     plan.condition("NetworkAggregation", False, refusal.reason, text, now)
-    plan.tell("Warning", "HostOnly", text)
+    plan.tell("Warning", "HostOnly", f"runs HostOnly, {text}")
 
 
 # --- an admitted job -----------------------------------------------------------------------------------------------
@@ -400,6 +393,17 @@ def _advance(plan: JobPlan, pods: Sequence[Pod], world: World) -> None:
         _tell_pods(plan, current, world)
 
 
+def _trains(plan: JobPlan) -> None:
+    """Running; the reason of a job that wanted switches and has none is what keeps them from it."""
+    status = plan.status
+    network = status.condition("NetworkAggregation") or {}
+    text = f"epoch {status.epoch} trains in mode {status.mode}"
+    if status.mode == "HostOnly" and plan.job.spec.mode != "HostOnly" and network.get("status") == "False":
+        plan.now_is("Running", network["reason"], f"{text}: {network['message']}")
+    else:
+        plan.now_is("Running", "GateOpen", text)
+
+
 def _watch_pods(plan: JobPlan, current: Mapping[str, Pod], world: World) -> None:
     """Say what keeps a container of a running job from starting, an image that cannot be pulled for instance."""
     troubles = sorted((p.name, *p.trouble) for p in current.values() if p.trouble and p.phase not in ENDED)
@@ -410,7 +414,7 @@ def _watch_pods(plan: JobPlan, current: Mapping[str, Pod], world: World) -> None
         plan.now_is("Running", reason, message)
     elif (before := plan.status.condition("PodsReady")) and before["status"] == "False":
         plan.condition("PodsReady", True, "AllPodsReady", "no container waits to start any more", world.now)
-        plan.now_is("Running", "GateOpen", f"epoch {plan.status.epoch} trains in mode {plan.status.mode}")
+        _trains(plan)
 
 
 def _tell_pods(plan: JobPlan, current: Mapping[str, Pod], world: World) -> None:
@@ -615,8 +619,9 @@ def _switch_trouble(plan: JobPlan, world: World) -> tuple[Refusal | None, bool]:
             return Refusal("SwitchDeleted", f"ATPSwitch {name} was deleted"), False
         if not switch.view.known:
             return Refusal("SwitchUnknown", f"switch {name}: its agent was not asked yet"), False
-        if not switch.view.reachable or not switch.view.connected:
-            return Refusal("SwitchUnreachable", f"switch {name}: {_why_away(switch)}"), False
+        if switch.fault and switch.fault[0] != "NoCapacity":
+            reason = "SwitchUnreachable" if not switch.view.reachable else switch.fault[0]
+            return Refusal(reason, f"switch {name}: {switch.fault[1]}"), False
         report = switch.view.jobs.get(job.uid)
         if report is None or report.epoch != status.epoch or report.job_id != status.job_id:
             if switch.view.refused:
@@ -652,7 +657,7 @@ def _open_gate(plan: JobPlan, world: World) -> None:
     elif plan.job.spec.mode == "HostOnly":
         plan.condition("NetworkAggregation", False, "HostOnlyRequested", "spec.mode is HostOnly", now)
     status.start_time = status.start_time or now
-    plan.now_is("Running", "GateOpen", f"epoch {status.epoch} trains in mode {status.mode}")
+    _trains(plan)
     plan.tell(
         "Normal",
         "GateOpen",
@@ -676,7 +681,7 @@ def _watch_network(plan: JobPlan, world: World) -> None:
             status.mode, status.revision = plan.job.spec.mode, status.revision + 1
             plan.condition("NetworkAggregation", True, "Aggregating", f"gradients are summed on {names} again", now)
             plan.tell("Normal", "Aggregating", f"switches {names} are back")
-            plan.now_is("Running", "GateOpen", f"epoch {status.epoch} trains in mode {status.mode}")
+            _trains(plan)
         return
     plan.condition("SwitchProgrammed", False, trouble.reason, trouble.message, now)
     if status.mode == "HostOnly":
@@ -689,7 +694,7 @@ def _watch_network(plan: JobPlan, world: World) -> None:
         return
     status.mode, status.revision = "HostOnly", status.revision + 1
     _fell_back(plan, trouble, now)
-    plan.now_is("Running", trouble.reason, f"epoch {status.epoch} runs on without the switch: {trouble.message}")
+    _trains(plan)
 
 
 COUNTERS = {

@@ -423,6 +423,11 @@ class AgentView:
     refused: str = ""  # text with which the agent refused the whole desired state
 
 
+def of_pipeline(reason: str) -> bool:
+    """True when an agent's reason is the P4 program of its switch."""
+    return reason.startswith("Pipeline")
+
+
 @dataclass(frozen=True)
 class Switch:
     """One ATPSwitch with what its agent last said."""
@@ -441,9 +446,25 @@ class Switch:
     raw: Object = field(default_factory=dict, compare=False, repr=False)
 
     @property
+    def fault(self) -> tuple[str, str] | None:
+        """(reason, message) of what keeps every job from this switch, as its agent said it; None when it serves."""
+        view = self.view
+        if not view.known:
+            return "Connecting", f"the agent at {self.address} was not asked yet"
+        if not view.reachable:
+            return "AgentUnreachable", f"the agent at {self.address} does not answer ({view.error or 'no connection'})"
+        if not view.connected:
+            return view.reason or "SwitchUnreachable", view.message or "the agent has no connection to the switch"
+        if of_pipeline(view.reason) and not view.in_sync:
+            return view.reason, view.message or "the switch does not run the P4 program of its agent"
+        if self.capacity is None:
+            return "NoCapacity", "the agent told no capacity"
+        return None
+
+    @property
     def usable(self) -> bool:
-        """True when the agent answers, is connected to its switch and told what it can hold."""
-        return self.view.reachable and self.view.connected and self.capacity is not None
+        """True when jobs may be put on it: the agent answers, is its primary, and its program and size are known."""
+        return self.fault is None
 
     @property
     def shared_pool(self) -> int:

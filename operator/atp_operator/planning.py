@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .allocation import Ledger
-from .conditions import set_condition
+from .faults import set_switch_conditions, switch_events
 from .injection import SidecarConfig
 from .lifecycle import JobPlan, World, admit, step, waits_in_queue
-from .model import Job, Limits, Object, Pod, Quota, Switch, parse_time, rfc3339
+from .model import Event, Job, Limits, Object, Pod, Quota, Switch, parse_time, rfc3339
 from .quota import QuotaBook
 
 
@@ -32,6 +32,7 @@ class ClusterPlan:
 
     jobs: list[JobPlan]
     switch_statuses: dict[str, Object]
+    switch_events: dict[str, list[Event]]
     quota_statuses: dict[str, Object]
     wake_at: float | None
 
@@ -62,9 +63,15 @@ def plan_cluster(snapshot: Snapshot, sidecar: SidecarConfig, limits: Limits, now
     switch_statuses = {
         name: switch_status(switch, plans, ledger, limits, now) for name, switch in snapshot.switches.items()
     }
+    events = {
+        name: switch_events(
+            (switch.raw.get("status") or {}).get("conditions") or (), switch_statuses[name]["conditions"]
+        )
+        for name, switch in snapshot.switches.items()
+    }
     quota_statuses = {quota.name: _quota_status(quota, plans, quotas, snapshot) for quota in snapshot.quotas}
     wakes = [plan.wake_at for plan in plans if plan.wake_at is not None]
-    return ClusterPlan(plans, switch_statuses, quota_statuses, min(wakes, default=None))
+    return ClusterPlan(plans, switch_statuses, events, quota_statuses, min(wakes, default=None))
 
 
 def switch_status(switch: Switch, plans: Sequence[JobPlan], ledger: Ledger, limits: Limits, now: float) -> Object:
@@ -109,43 +116,9 @@ def switch_status(switch: Switch, plans: Sequence[JobPlan], ledger: Ledger, limi
     else:
         usage.update({key: before[key] for key in ("aggregators", "updatedTime") if key in before})
     status["inUse"] = usage
-    _switch_conditions(status["conditions"], switch, now)
+    names = {plan.job.uid: plan.job.key for plan in plans}
+    set_switch_conditions(status["conditions"], switch, names, now)
     return status
-
-
-def _switch_conditions(conditions: list[Object], switch: Switch, now: float) -> None:
-    view = switch.view
-    generation = (switch.raw.get("metadata") or {}).get("generation", 0)
-
-    def put(kind: str, value: bool | None, reason: str, message: str) -> None:
-        set_condition(conditions, kind, value, reason, message, generation, now)
-
-    if not view.known:
-        if not conditions:
-            put("Ready", None, "Connecting", f"the agent at {switch.address} was not asked yet")
-        return
-    if not view.reachable:
-        text = f"the agent at {switch.address} does not answer: {view.error or 'no connection'}"
-        put("Reachable", False, "AgentUnreachable", text)
-        put("InSync", None, "AgentUnreachable", text)
-        put("Ready", False, "AgentUnreachable", text)
-        return
-    put("Reachable", True, "AgentAnswers", f"the agent at {switch.address} answers")
-    if view.refused:
-        put("InSync", False, "AgentRefused", view.refused)
-    else:
-        put("InSync", view.in_sync, view.reason or ("InSync" if view.in_sync else "Programming"), view.message)
-    if not view.connected:
-        put(
-            "Ready",
-            False,
-            view.reason or "SwitchUnreachable",
-            view.message or "the agent has no connection to the switch",
-        )
-    elif switch.capacity is None:
-        put("Ready", False, "NoCapacity", "the agent told no capacity")
-    else:
-        put("Ready", True, "Ready", f"{switch.capacity.aggregators} aggregators, {switch.capacity.target}")
 
 
 def _quota_status(quota: Quota, plans: Sequence[JobPlan], book: QuotaBook, snapshot: Snapshot) -> Object:

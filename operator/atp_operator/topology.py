@@ -3,9 +3,9 @@
 
 The switch that serves a node is the most specific one above it (a node's own software switch before its ToR): all that
 a pod of the node sends or gets passes it. Workers of one such switch are a rack. With one rack, its switch is level 0
-and no level 1 exists. With several, the switch of the parameter servers is level 1; workers directly below it, or below no
-switch, enter level 1 as racks of one, so that level 0 and level 1 of one sequence never meet in one switch. A packet
-has one place in the tree whichever shard its sequence is for, so all parameter servers must be below that one switch.
+and no level 1 exists. With several, the switch of the parameter servers is level 1; workers directly below it, or
+below no switch, enter level 1 as racks of one, so that level 0 and level 1 of one sequence never meet in one switch. A
+packet has one place in the tree whichever shard its sequence is for, so all parameter servers must be below it.
 """
 
 from __future__ import annotations

@@ -412,6 +412,7 @@ class FakeAgent(rpc.SwitchAgentServicer):
         self.state = pb.DesiredState()
         self.history: list[pb.DesiredState] = []
         self.connected = True
+        self.trouble = ("", "")  # (reason, message) of the whole switch, which is not in sync then
         self.answer: Callable[[pb.Job], tuple[pb.JobStatus.State.ValueType, str, str]] = lambda _: (
             pb.JobStatus.PROGRAMMED,
             "",
@@ -452,14 +453,23 @@ class FakeAgent(rpc.SwitchAgentServicer):
             generation=self.state.generation,
             connected=self.connected,
             in_sync=self.connected,
+            reason=self.trouble[0],
+            message=self.trouble[1],
         )
         for job in self.state.jobs:
             state, reason, message = self.answer(job)
+            if self.trouble[0]:
+                state, (reason, message) = pb.JobStatus.PENDING, self.trouble
+            if state != pb.JobStatus.PROGRAMMED:
+                result.in_sync = False
+                result.reason, result.message = result.reason or reason, result.message or message
             result.jobs.append(
                 pb.JobStatus(
                     job_id=job.job_id, epoch=job.epoch, uid=job.uid, state=state, reason=reason, message=message
                 )
             )
+        if self.trouble[0]:
+            result.in_sync = False
         return result
 
     def GetCapabilities(self, request: Any, context: Any) -> pb.Capabilities:
@@ -578,6 +588,17 @@ class Lab:
     def ready(self, name: str) -> bool:
         status = self.cluster.get("atpswitch", name).get("status") or {}
         return any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
+
+    def switch_condition(self, name: str, kind: str) -> Object:
+        """A condition of an ATPSwitch; empty when it has none of that type."""
+        status = self.cluster.get("atpswitch", name).get("status") or {}
+        return next((c for c in status.get("conditions") or () if c["type"] == kind), {})
+
+    def events(self, kind: str, name: str) -> list[tuple[str, str]]:
+        """(type, reason) of the events on an object, oldest first."""
+        items = json.loads(self.cluster.kubectl("get", "events", "-n", "default", "-o", "json").stdout)["items"]
+        mine = [e for e in items if (e["involvedObject"]["kind"], e["involvedObject"]["name"]) == (kind, name)]
+        return [(e["type"], e["reason"]) for e in sorted(mine, key=lambda e: e["firstTimestamp"])]
 
     @staticmethod
     def job(name: str, workers: int = 2, **spec: Any) -> Object:

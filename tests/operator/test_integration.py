@@ -295,6 +295,43 @@ def test_agent_that_refuses_means_host_only(lab: Any) -> None:
     condition = lab.condition("refused", "NetworkAggregation")
     assert condition["reason"] == "SwitchFull" and "0 of 64 entries free" in condition["message"]
     lab.wait_for(lambda: agent.jobs() == [], "given back")
+    assert status["reason"] == "SwitchFull"
+    assert ("Warning", "SwitchFull") in lab.events("ATPSwitch", "sw-full")
+    lab.wait_for(lambda: lab.switch_condition("sw-full", "InSync")["status"] == "True", "in sync without the job")
+
+
+def test_what_the_agent_meets_is_told_on_switch_and_job(lab: Any) -> None:
+    """Over real telemetry: another controller, another program, an unknown port; the job runs on and comes back."""
+    agent = lab.agent("sw-trouble", ["node-a"])
+    lab.apply_job("patient", workers=1)
+    lab.cluster.run_pods("patient", 2)
+    lab.phase("patient", "Running")
+    for reason, kind, connected in (
+        ("NotMaster", "Connected", False),
+        ("PipelineMismatch", "PipelineMatches", True),
+        ("PortUnresolved", "InSync", True),
+    ):
+        agent.connected, agent.trouble = connected, (reason, f"the agent met {reason}")
+        agent.notify()
+        condition = lab.wait_for(
+            lambda kind=kind, reason=reason: (
+                (c := lab.switch_condition("sw-trouble", kind)).get("reason") == reason and c
+            ),
+            f"condition {kind}",
+        )
+        assert condition["status"] == "False"
+        assert f"the agent met {reason}" in condition["message"] and "What to do: " in condition["message"]
+        lab.wait_for(
+            lambda reason=reason: (s := lab.cluster.status("patient"))["mode"] == "HostOnly" and s["reason"] == reason,
+            "HostOnly",
+        )
+        agent.connected, agent.trouble = True, ("", "")
+        agent.notify()
+        lab.wait_for(lambda: lab.cluster.status("patient")["mode"] == "Shared", "Shared again")
+        lab.wait_for(lambda kind=kind: lab.switch_condition("sw-trouble", kind)["status"] == "True", f"{kind} again")
+        assert ("Warning", reason) in lab.events("ATPSwitch", "sw-trouble")
+        assert ("Normal", "InSync") in lab.events("ATPSwitch", "sw-trouble")
+    assert lab.cluster.status("patient")["epoch"] == 1
 
 
 def test_switch_that_restarts_empty_is_programmed_again(lab: Any) -> None:

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What keeps a switch from serving its jobs: the conditions of an ATPSwitch, with what to do, and their events.
+
+The agent says what it meets (a reason in CamelCase and a text); what an admin can do about it is said here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .conditions import set_condition
+from .model import Event, JobReport, Object, Switch, of_pipeline
+
+ADVICE: Mapping[str, str] = {
+    "AgentUnreachable": "check that the agent runs, that spec.agent.address leads to it, and that its certificate "
+    "carries spec.agent.serverName",
+    "AgentRefused": "the operator planned what the agent takes for impossible: compare the versions of both, and see "
+    "the agent's log",
+    "SwitchUnreachable": "check that the switch runs and that its P4Runtime port answers the agent (--p4runtime)",
+    "NotMaster": "stop the other P4Runtime controller of this switch, or give this agent a higher --election-id",
+    "PipelineMismatch": "the switch runs another P4 program than this agent was built for: install the one of this "
+    "release, see docs/p4.md",
+    "PipelineRefused": "the switch does not take the P4 program: give the agent the program that was compiled for this "
+    "target (--p4info, --device-config)",
+    "PipelineUnknown": "the switch does not say which P4 program it runs: see the log of its P4Runtime server",
+    "SwitchFull": "free room on the switch: end or suspend a job on it, keep jobs off it with spec.switches, or use "
+    "larger tables",
+    "PortUnresolved": "tell the port of that address: spec.ports of the ATPSwitch by node, or the agent's --port-file; "
+    "with --ports host-veth, check that the pod runs on the agent's node or is routed through it",
+    "PortNotFound": "correct spec.ports of the ATPSwitch or the agent's port file: the switch has no such port",
+    "FanInExceeded": "fewer workers below this switch, or none of this job (spec.switches)",
+    "ValuesUnsupported": "leave spec.valuesPerPacket of the job out, or set one that this switch offers",
+    "NotConverging": "something else writes to the switch: stop it",
+    "ReadFailed": "see the log of the switch's P4Runtime server",
+    "SwitchRefused": "see the agent's log and that of the switch's P4Runtime server",
+    "NoCapacity": "the switch does not say what it can hold: give the agent --aggregators and --values",
+}
+"""By reason: what to do."""
+
+PASSING = frozenset({"", "Connecting", "Programming", "NotProgrammed", "NoDesiredState"})
+"""Reasons that pass by themselves in a moment, at every start: no event tells of them."""
+
+
+def told(reason: str, message: str) -> str:
+    """The message with what to do about the reason, once."""
+    advice = ADVICE.get(reason)
+    text = message.strip().rstrip(".;") or reason
+    return f"{text}. What to do: {advice}" if advice else text
+
+
+def _unheld(reports: Mapping[str, JobReport], names: Mapping[str, str]) -> tuple[str, str] | None:
+    """(reason, message) of the jobs that the switch does not hold; those that the agent gave up come first."""
+    missing = sorted(
+        (report.state != "FAILED", names.get(uid, uid), report)
+        for uid, report in reports.items()
+        if report.state != "PROGRAMMED"
+    )
+    if not missing:
+        return None
+    _, name, first = missing[0]
+    reason = first.reason or "Programming"
+    others = len(missing) - 1
+    more = f" (and {others} more job{'s' if others > 1 else ''})" if others else ""
+    return reason, f"job {name} is not on the switch: {first.message or reason}{more}"
+
+
+def set_switch_conditions(conditions: list[Object], switch: Switch, names: Mapping[str, str], now: float) -> None:
+    """Write the conditions of a switch in place. `names`: namespace/name of ATPJobs by uid."""
+    view = switch.view
+    generation = (switch.raw.get("metadata") or {}).get("generation", 0)
+
+    def put(kind: str, value: bool | None, reason: str, message: str) -> None:
+        text = message if value else told(reason, message)
+        set_condition(conditions, kind, value, reason, text, generation, now)
+
+    fault = switch.fault
+    if not view.known:
+        if not conditions and fault:
+            put("Ready", None, *fault)
+        return
+    if fault and not view.reachable:
+        put("Reachable", False, *fault)
+        for kind in ("Connected", "PipelineMatches", "InSync"):
+            put(kind, None, *fault)
+        put("Ready", False, *fault)
+        return
+    put("Reachable", True, "AgentAnswers", f"the agent at {switch.address} answers")
+    if fault and not view.connected:
+        put("Connected", False, *fault)
+        for kind in ("PipelineMatches", "InSync"):
+            put(kind, None, *fault)
+        put("Ready", False, *fault)
+        return
+    put("Connected", True, "Primary", "the agent is the primary P4Runtime controller of the switch")
+    if fault and of_pipeline(fault[0]):
+        put("PipelineMatches", False, *fault)
+    else:
+        put("PipelineMatches", True, "Matches", "the switch runs the P4 program of the agent")
+    if view.refused:
+        put("InSync", False, "AgentRefused", view.refused)
+    elif view.in_sync:
+        put("InSync", True, "InSync", f"the switch holds exactly what it should ({len(view.jobs)} jobs)")
+    else:
+        trouble = None if fault and of_pipeline(fault[0]) else _unheld(view.jobs, names)
+        reason, message = trouble or (view.reason or "Programming", view.message or "the agent is at it")
+        put("InSync", False, reason, message)
+    if fault:
+        put("Ready", False, *fault)
+    elif switch.capacity is not None:
+        put("Ready", True, "Ready", f"{switch.capacity.aggregators} aggregators, {switch.capacity.target}")
+
+
+def switch_events(old: Sequence[Object], new: Sequence[Object]) -> list[Event]:
+    """What changed from one list of conditions to the next that an admin wants to know, once per reason."""
+    before = {c["type"]: c for c in old}
+    events: list[Event] = []
+    told_reasons: set[str] = set()
+    for condition in new:
+        was, reason = before.get(condition["type"]), condition["reason"]
+        if condition["status"] != "False" or reason in PASSING or reason in told_reasons:
+            continue
+        if was is None or (was["status"], was["reason"]) != ("False", reason):
+            told_reasons.add(reason)
+            events.append(Event("Warning", reason, condition["message"]))
+    for condition in new:
+        was = before.get(condition["type"])
+        if condition["type"] not in ("Ready", "InSync") or condition["status"] != "True" or was is None:
+            continue
+        if was["status"] != "True" and was["reason"] not in PASSING:
+            events.append(Event("Normal", condition["type"], f"{condition['message']}; {was['reason']} is over"))
+    return events
