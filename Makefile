@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 ATP_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/atp
 export ATP_CACHE
 
-.PHONY: help setup prereqs prereqs-tests venv native softswitch transport simulator proto demo clean-demo test test-unit test-cluster lint format \
+.PHONY: help setup prereqs prereqs-tests venv native softswitch transport simulator proto demo demo-bmv2 clean-demo test test-unit test-cluster lint format \
 	bench-quick fuzz images cluster-up cluster-down lock clean
 
 help: ## List the targets
@@ -49,6 +49,9 @@ proto: venv ## Generate wire constants and gRPC stubs
 demo: prereqs ## Train a real model through in-network aggregation on this machine
 	@$(MAKE) -s venv softswitch transport
 	@PYTHONPATH=hack $(PY) -m demo run
+
+demo-bmv2: venv softswitch transport ## The same model with bmv2 in the middle, where bmv2 is (P4_BMV2); needs root
+	@PYTHONPATH=hack $(PY) -m bmv2
 
 clean-demo: ## Remove the demo, the local cluster and its caches
 	@PYTHONPATH=hack $(PYTHON) -m demo clean

@@ -6,25 +6,16 @@ It runs in a network namespace of the test, because bmv2 listens on all addresse
 
 from __future__ import annotations
 
-import functools
-import os
-import shutil
 import socket
-import subprocess
-import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
-from conformance.switches import PORTS, ROOT, Aggregator, NetworkNamespace, VethSwitch, mac_of
+from bmv2.p4runtime import INSERT, MODIFY
+from bmv2.process import Bmv2Process
+from conformance.switches import PORTS, Aggregator, NetworkNamespace, VethSwitch, mac_of
 from conformance.switches import run as run_command
-from p4runtime_tables import INSERT, MODIFY, Controller, P4RuntimeTables
+from p4runtime_tables import P4RuntimeTables
 
-BUILD = ROOT / "p4" / "build"
-JSON = BUILD / "atp.bmv2.json"
-P4INFO = BUILD / "atp.bmv2.p4info.txtpb"
-ENVIRONMENT = "P4_BMV2"
-STARTED_WITHIN_SECONDS = 60.0
 PACE = 10
 """Vectors run this many times slower than they say, and T is as much longer: a test's machine may be busy."""
 STALE_MS = 100.5
@@ -32,82 +23,6 @@ STALE_MS = 100.5
 SETTLE_SECONDS = 0.005
 LONG_ENOUGH = 3 * STALE_MS
 """A longer wait says no more than this one."""
-
-
-def find_bmv2() -> str | None:
-    """simple_switch_grpc: what P4_BMV2 names, or on PATH."""
-    return os.environ.get(ENVIRONMENT) or shutil.which("simple_switch_grpc")
-
-
-def reason_not_to_run() -> str | None:
-    """What is missing to run bmv2 here, or None."""
-    found = find_bmv2()
-    if found is None:
-        return f"bmv2 is not installed: build p4lang/behavioral-model and set {ENVIRONMENT} to its simple_switch_grpc"
-    if not os.access(found, os.X_OK):
-        return f"{ENVIRONMENT} is {found}, which is no program"
-    if not JSON.exists() or not P4INFO.exists():
-        return f"{JSON.relative_to(ROOT)} is missing: make -C p4 bmv2, which needs p4c"
-    if os.geteuid() != 0:
-        return "a network namespace needs root"
-    return None
-
-
-@functools.cache
-def version() -> str:
-    """Name and version of the bmv2 that is found."""
-    command = [find_bmv2() or "simple_switch_grpc", "--version"]
-    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
-    return "simple_switch_grpc " + (said[-1] if said else "of unknown version")
-
-
-class Bmv2Process:
-    """A running bmv2 with the committed program: interfaces by port number, P4Runtime on a unix socket."""
-
-    def __init__(self, interfaces: Mapping[int, str], thrift_port: int = 9090) -> None:
-        """Start it in this thread's network namespace. RuntimeError with its output if it does not."""
-        self.directory = Path(tempfile.mkdtemp(prefix="atp-bmv2-"))
-        address = f"unix:{self.directory}/grpc"
-        command = [
-            find_bmv2() or "simple_switch_grpc",
-            "--no-p4",
-            "--device-id",
-            "1",
-            "--thrift-port",
-            str(thrift_port),
-        ]
-        for number, name in interfaces.items():
-            command += ["-i", f"{number}@{name}"]
-        command += ["--", "--grpc-server-addr", address]
-        try:
-            with (self.directory / "output").open("wb") as output:
-                self.process = subprocess.Popen(
-                    command, stdout=output, stderr=subprocess.STDOUT, cwd=self.directory, stdin=subprocess.DEVNULL
-                )
-            deadline = time.monotonic() + STARTED_WITHIN_SECONDS
-            while not (self.directory / "grpc").exists():
-                if self.process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"bmv2 did not start: {self.output()}")
-                time.sleep(0.02)
-            self.controller = Controller(address, P4INFO, JSON.read_bytes())
-        except BaseException:
-            self.close()
-            raise
-
-    def output(self) -> str:
-        return (self.directory / "output").read_text(errors="replace")
-
-    def close(self) -> None:
-        if hasattr(self, "controller"):
-            self.controller.close()
-        if hasattr(self, "process"):
-            self.process.terminate()
-            try:
-                self.process.wait(10)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait(10)
-        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 class Links(NetworkNamespace):

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "hack")]
 
-from bmv2_switch import reason_not_to_run, version  # noqa: E402
+from bmv2.process import reason_not_to_run, version  # noqa: E402
 from bmv2_vectors import reason_to_skip, run_on_bmv2  # noqa: E402
 from conformance.recording import RECORDED, path_of, write  # noqa: E402
 from conformance.test_vectors import ALL  # noqa: E402

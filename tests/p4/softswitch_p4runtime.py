@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bmv2.p4runtime import Controller
 from conformance.switches import BUILD, Aggregator, TcSwitch
 from finsy.proto import p4r
-from p4runtime_tables import Controller, P4RuntimeTables
+from p4runtime_tables import P4RuntimeTables
 
 from atp_softswitch.library import SwitchLibrary
 from atp_softswitch.pipeline import contract_path, load_p4info

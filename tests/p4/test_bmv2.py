@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from bmv2_switch import reason_not_to_run
+from bmv2.process import reason_not_to_run
 from bmv2_vectors import reason_to_skip, run_on_bmv2
 from conformance.recording import path_of, read
 from conformance.test_vectors import ALL

@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from bmv2_switch import PACE, STALE_MS, Bmv2Exchange, Bmv2Process, no_ipv6, veth
+from bmv2.p4runtime import INSERT, MODIFY
+from bmv2.process import Bmv2Process
+from bmv2_switch import PACE, STALE_MS, Bmv2Exchange, no_ipv6, veth
 from conformance.recording import describe, of_every_job, path_of, without_bytes
 from conformance.switches import (
     PORTS,
@@ -33,7 +35,7 @@ from conformance.switches import (
     run,
 )
 from conformance.test_vectors import START_MS, merge, packet_of
-from p4runtime_tables import INSERT, MODIFY, P4RuntimeTables
+from p4runtime_tables import P4RuntimeTables
 
 VALUES = 62
 STALE_NS = 100_000_000
