@@ -12,7 +12,7 @@ export ATP_CACHE
 	bench-quick fuzz images cluster-up cluster-down lock clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
 prereqs: ## Say what this machine lacks, all at once, and install what Debian packages can give
 	@$(PYTHON) hack/atp-cluster prereqs --install
@@ -50,7 +50,7 @@ demo: prereqs ## Train a real model through in-network aggregation on this machi
 	@$(MAKE) -s venv softswitch transport
 	@PYTHONPATH=hack $(PY) -m demo run
 
-demo-bmv2: venv softswitch transport ## The same model with bmv2 in the middle, where bmv2 is (P4_BMV2); needs root
+demo-bmv2: venv transport ## The same model with bmv2 in the middle, where bmv2 is (P4_BMV2); needs root
 	@PYTHONPATH=hack $(PY) -m bmv2
 
 clean-demo: ## Remove the demo, the local cluster and its caches
