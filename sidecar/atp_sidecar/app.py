@@ -4,6 +4,7 @@
 import asyncio
 import json
 import signal
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,11 @@ class Settings:
 
 
 async def serve(
-    settings: Settings, log: EventLog, factory: Factory = start_native, stop: asyncio.Event | None = None
+    settings: Settings,
+    log: EventLog,
+    factory: Factory = start_native,
+    stop: asyncio.Event | None = None,
+    listener: socket.socket | None = None,
 ) -> None:
     """Runs the sidecar until it is told to stop.
 
@@ -41,6 +46,7 @@ async def serve(
         log: where events go.
         factory: starts the transport.
         stop: ends it when set; None: SIGTERM and SIGINT do.
+        listener: serves HTTP; None: one on the settings' address and port is opened.
 
     Raises:
         OSError: the socket or the metrics port cannot be opened.
@@ -71,7 +77,7 @@ async def serve(
     watcher: asyncio.Task[None] | None = None
     try:
         await server.start()
-        port = await http.start(settings.metrics_host, settings.metrics_port)
+        port = await http.start(settings.metrics_host, settings.metrics_port, listener)
         log.info(
             "started",
             version=__version__,

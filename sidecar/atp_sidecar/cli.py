@@ -4,9 +4,12 @@
 import argparse
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from atp_sidecar.logs import EventLog
 
 ROLES = ("worker", "parameterServer")
 
@@ -20,13 +23,16 @@ def park() -> int:
     return 0
 
 
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises OSError with the address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=64)
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror}: {host} port {port} (metrics and probes)") from error
+
+
 def _run(arguments: argparse.Namespace) -> int:
-    # Imported here so that `park` stays small.
-    import asyncio
-
-    from atp_sidecar.app import Settings, serve
-    from atp_sidecar.logs import EventLog
-
     role = os.environ.get("ATP_ROLE", "")
     if role not in ROLES:
         print(
@@ -36,6 +42,18 @@ def _run(arguments: argparse.Namespace) -> int:
         return 2
     pod = "/".join(part for part in (os.environ.get("POD_NAMESPACE"), os.environ.get("POD_NAME")) if part)
     log = EventLog(level=arguments.log_level, pod=pod, node=os.environ.get("NODE_NAME", ""))
+    try:
+        # Before anything that takes time: the kubelet's first probe then waits in the backlog and does not fail.
+        listener = _listen(arguments.metrics_host, arguments.metrics_port)
+    except OSError as error:
+        log.error("cannot-start", reason=str(error))
+        return 1
+
+    # Imported here so that `park` stays small.
+    import asyncio
+
+    from atp_sidecar.app import Settings, serve
+
     settings = Settings(
         role="worker" if role == "worker" else "parameterServer",
         assignment=arguments.assignment,
@@ -46,7 +64,7 @@ def _run(arguments: argparse.Namespace) -> int:
         pod=pod,
     )
     try:
-        asyncio.run(serve(settings, log))
+        asyncio.run(serve(settings, log, listener=listener))
     except OSError as error:
         log.error("cannot-start", reason=str(error))
         return 1

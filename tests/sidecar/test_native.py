@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sidecars as processes over the native transport, on loopback addresses: sums, faults, signals."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -288,6 +290,45 @@ def test_park_waits_for_sigterm_and_loads_little() -> None:
             assert process.wait(5) == 0
         finally:
             process.kill()
+
+
+def test_a_probe_that_comes_before_the_sidecar_is_up_waits_and_does_not_fail(tmp_path: Path) -> None:
+    """As on a busy node: importing takes its time, and the kubelet's first probe comes meanwhile."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, time\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        time.sleep(3 if name == 'pydantic' else 0)\n"
+        "sys.meta_path.insert(0, Slow())\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    sidecar = SidecarProcess(tmp_path / "w", "worker", None, "127.0.0.1", port, PYTHONPATH=str(tmp_path))
+    try:
+
+        def connect() -> socket.socket | None:
+            with contextlib.suppress(ConnectionRefusedError):
+                return socket.create_connection(("127.0.0.1", port), 10)
+            return None
+
+        with eventually(connect, what="listening") as probe:
+            assert sidecar.events() == [], "it is not up yet"
+            probe.settimeout(30)
+            probe.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert probe.recv(100).startswith(b"HTTP/1.1 200 OK")
+        sidecar.event("started")
+    finally:
+        sidecar.stop()
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with _command("run", "--metrics-host", "127.0.0.1", "--metrics-port", port, ATP_ROLE="worker") as process:
+            output, _ = process.communicate(timeout=30)
+    assert process.returncode == 1
+    line = json.loads(output.splitlines()[-1])
+    assert line["event"] == "cannot-start" and f"127.0.0.1 port {port}" in line["reason"]
 
 
 def test_role_is_required() -> None:

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The unix socket: real sockets and files, sidecars in this process over a loopback hub."""
 
+import concurrent.futures
+import contextlib
+import http.client
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -268,3 +272,38 @@ def test_http(single: SidecarThread) -> None:
     status, body = fetch(single, "/nothing")
     assert status == 404
     assert "/healthz /metrics /readyz /status" in body
+    assert fetch(single, "/readyz?wait=soon")[0] == 400
+
+
+def test_readiness_is_held_back_until_the_gate_opens(tmp_path: Path) -> None:
+    sidecar = SidecarThread(tmp_path / "w", LoopbackHub(), None)
+    try:
+        sidecar.event("started")
+        begin = time.monotonic()
+        status, text = fetch(sidecar, "/readyz?wait=0.5")
+        assert status == 503 and "gate closed" in text and time.monotonic() - begin >= 0.5
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(fetch, sidecar, "/readyz?wait=30")
+            with pytest.raises(concurrent.futures.TimeoutError):
+                waiting.result(0.5)
+            assert fetch(sidecar, "/healthz")[0] == 200, "others are served meanwhile"
+            sidecar.assign(assignment(loopback_addresses(2)))
+            begin = time.monotonic()
+            assert waiting.result(25) == (200, "ok\n")
+            assert time.monotonic() - begin < 15
+    finally:
+        sidecar.stop()
+
+
+def test_who_waits_for_readiness_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    sidecar = SidecarThread(tmp_path / "w", LoopbackHub(), None)
+    sidecar.event("started")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(fetch, sidecar, "/readyz?wait=60")
+        with pytest.raises(concurrent.futures.TimeoutError):
+            waiting.result(0.5)
+        begin = time.monotonic()
+        sidecar.stop()
+        assert time.monotonic() - begin < 10
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            waiting.result(10)
