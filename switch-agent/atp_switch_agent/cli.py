@@ -21,6 +21,7 @@ from atp_api.service.httpd import HealthServer, Pulse
 from . import __version__
 from .codec import Codec, PipelineMismatch, bmv2_paths
 from .driver import Driver, Facts
+from .forwarding import Tuning
 from .host_veth import HostVethPorts
 from .metrics import AgentCollector
 from .planner import EndpointKey, Limits, Port
@@ -89,6 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=0,
         help="queue length from which on sums are marked: packets (bmv2), cells (Tofino); default: the program's",
     )
+    serve.add_argument("--stale-ms", type=int, default=0, help="T of a bmv2 in ms (default: the program's)")
     serve.add_argument("--audit-seconds", type=float, default=30.0, help="compare the switch this often")
     serve.add_argument("--sample-seconds", type=float, default=5.0, help="read counters for metrics this often")
     serve.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
@@ -164,7 +166,10 @@ async def _serve(options: argparse.Namespace) -> int:
         election_id=options.election_id,
     )
     settings = Settings(
-        options.switch_name, given, audit_seconds=options.audit_seconds, ecn_threshold=options.ecn_threshold
+        options.switch_name,
+        given,
+        audit_seconds=options.audit_seconds,
+        tuning=Tuning(options.ecn_threshold, options.stale_ms),
     )
     reconciler = Reconciler(settings, driver, make_resolver(options))
     driver.on_change = reconciler.poke

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from importlib import resources
 from pathlib import Path
 
@@ -181,16 +181,16 @@ class Codec:
         entities = [p4r.Entity(table_entry=p4r.TableEntry(table_id=self._tables[name].preamble.id)) for name in FIELDS]
         return [*entities, _every_group()]
 
-    def forwarding_wildcards(self) -> list[p4r.Entity]:
-        """What reads the tables for ordinary traffic with their default actions, and the groups."""
+    def forwarding_wildcards(self, tables: Collection[str]) -> list[p4r.Entity]:
+        """What reads these tables with their default actions, and the groups if they may flood."""
         entities = []
-        for name in sorted(self.forwarding_tables):
+        for name in sorted(tables):
             table_id = self._tables[name].preamble.id
             if FORWARDING_FIELDS[name]:
                 entities.append(p4r.Entity(table_entry=p4r.TableEntry(table_id=table_id)))
             if name != CONGESTION:
                 entities.append(p4r.Entity(table_entry=p4r.TableEntry(table_id=table_id, is_default_action=True)))
-        return [*entities, _every_group()] if L2 in self.forwarding_tables else entities
+        return [*entities, _every_group()] if L2 in tables else entities
 
     def counter_cells(self, job_id: int, *, reset: bool = False) -> list[p4r.Entity]:
         """The counters of one job, to read or to set to zero."""

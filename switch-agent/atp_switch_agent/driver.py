@@ -7,7 +7,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -17,7 +17,7 @@ from finsy.proto import p4r, p4r_grpc, rpc_status
 from google.protobuf import struct_pb2
 
 from .codec import Codec, contract_path, describe, mismatch
-from .entries import CONGESTION, ECN, GROUP, JOB, L2, REPLICA, Entry, Key, state
+from .entries import GROUP, JOB, REPLICA, Entry, Key, state
 from .forwarding import FLOOD_GROUP
 from .planner import GROUP_MAX, Batch, Limits
 from .targets import is_software
@@ -391,18 +391,14 @@ class Driver:
             if entry.table not in (GROUP, REPLICA) or entry.number(0) <= GROUP_MAX
         )
 
-    async def read_forwarding(self) -> dict[Key, Entry]:
-        """Entries and default actions of the tables for ordinary traffic, and the group of all ports."""
+    async def read_forwarding(self, tables: Collection[str]) -> dict[Key, Entry]:
+        """Entries and default actions of these tables for ordinary traffic, and the group of all ports."""
         codec = self._pipeline()
-        cells = codec.forwarding_wildcards()
+        cells = codec.forwarding_wildcards(tables)
         if not cells:
             return {}
         found = [codec.decode(entity) for entity in await self._read(cells)]
-        return state(
-            entry
-            for entry in found
-            if entry.table in (L2, ECN, CONGESTION) or (entry.table == GROUP and entry.number(0) == FLOOD_GROUP)
-        )
+        return state(entry for entry in found if entry.table != GROUP or entry.number(0) == FLOOD_GROUP)
 
     def _marked(self, entry: Entry) -> Entry:
         """The entry with the owner's mark that the agent wrote, on targets that do not keep metadata."""

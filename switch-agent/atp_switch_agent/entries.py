@@ -11,8 +11,9 @@ Key = tuple[str, tuple[Match, ...]]
 
 JOB, REGION, ADMISSION, TRANSIT, PS_PORT = "job", "region", "admission", "transit", "ps_port"
 REPLICA, GROUP = "replica", "group"
-# Tables that P4 programs have and the software switch has not: it leaves ordinary traffic to the host.
-L2, ECN, CONGESTION = "l2_forward", "ecn_threshold", "congestion"
+# Tables that P4 programs have and the software switch has not: it leaves ordinary traffic to the host, and takes the
+# rest from its command line. `ecn_threshold` and `stale_time` have no key, only a default action.
+L2, ECN, CONGESTION, STALE = "l2_forward", "ecn_threshold", "congestion", "stale_time"
 
 # Match fields and action of each table, as in p4/p4info.txtpb. `group` is the replication engine's.
 FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -31,16 +32,18 @@ ACTIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     PS_PORT: ("from_ps", ()),
     REPLICA: ("rewrite", ("dst_mac", "dst_ip", "dst_port")),
 }
-# The same of the tables for ordinary traffic, whose entries choose between actions.
+# The same of those, where entries may choose between actions.
 FORWARDING_FIELDS: Mapping[str, tuple[str, ...]] = {
     L2: ("dst_mac",),
     ECN: (),
     CONGESTION: ("meta.bridge.verdict", "queue_depth"),
+    STALE: (),
 }
 FORWARDING_ACTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     L2: {"forward": ("port",), "flood": ("group",), "discard": ()},
     ECN: {"set_ecn_threshold": ("packets",)},
     CONGESTION: {"mark_congestion": ()},
+    STALE: {"set_stale_time": ("microseconds",)},
 }
 
 

@@ -15,6 +15,7 @@ from . import __version__
 from .codec import Codec
 from .driver import Driver, Facts, Refusal, SwitchLost
 from .entries import Entry, Key
+from .forwarding import Tuning, managed
 from .forwarding import diff as diff_forwarding
 from .forwarding import plan as plan_forwarding
 from .planner import (
@@ -50,10 +51,7 @@ class StaleGeneration(Exception):
 
 @dataclass
 class Settings:
-    """Of one agent. `facts` are what the command line says of the switch; the switch's own word comes second.
-
-    `ecn_threshold`: see forwarding.Forwarding.
-    """
+    """Of one agent. `facts` are what the command line says of the switch; the switch's own word comes second."""
 
     switch_name: str
     facts: Facts = field(default_factory=Facts)
@@ -61,7 +59,7 @@ class Settings:
     retry_first: float = 0.5
     retry_last: float = 10.0
     apply_seconds: float = 10.0
-    ecn_threshold: int = 0
+    tuning: Tuning = field(default_factory=Tuning)
 
 
 @dataclass(frozen=True)
@@ -347,21 +345,23 @@ class Reconciler:
             self._in_sync, self._reason, self._message = False, "ForwardingRefused", trouble
 
     async def _forward(self, codec: Codec) -> str:
-        """Tables for ordinary traffic, where the switch has them and the ports are told; what the switch refuses.
+        """Tables for ordinary traffic and the program's numbers, where the switch has them; what the switch refuses.
 
         They do not wait for the operator: the hosts need the network before there is a job.
         """
-        told = self._resolver.forwarding()
-        if told is None or not codec.forwarding_tables:
+        told, tuning = self._resolver.forwarding(), self.settings.tuning
+        tables = managed(codec.forwarding_tables, told, tuning)
+        if not tables:
             return ""
         macs = {
             answer.mac: answer.number
             for key, answer in self._answers.items()
             if isinstance(answer, Port) and answer.number >> codec.target.port_bits == 0
         }
-        told = replace(told, macs=macs | dict(told.macs), ecn_threshold=self.settings.ecn_threshold)
-        wanted = plan_forwarding(told, codec.forwarding_tables)
-        for batch in diff_forwarding(await self.driver.read_forwarding(), wanted):
+        if told is not None:
+            told = replace(told, macs=macs | dict(told.macs))
+        wanted = plan_forwarding(codec.forwarding_tables, told, tuning)
+        for batch in diff_forwarding(await self.driver.read_forwarding(tables), wanted):
             refused = await self.driver.write(batch)
             if refused:
                 first = refused[0]

@@ -61,7 +61,8 @@ class StaticPorts:
      "macs": {"02:00:00:00:00:99": 49}}
 
     An end point's own `port` and `mac` come first, then its address, then its node. `ports` are those that the switch
-    has; with them, another one is refused, and broadcast is flooded to them. `macs` are further hosts and routers.
+    has; with them, another one is refused, and the agent forwards ordinary traffic: to the addresses of the file and of
+    jobs, and broadcast and the unknown to all ports. `macs` are further hosts and routers.
     """
 
     POLL_SECONDS = 2.0
@@ -122,9 +123,7 @@ class StaticPorts:
         return Port(number, mac)
 
     def forwarding(self) -> Forwarding | None:
-        if self._path is None:
-            return None
-        return Forwarding(dict(self._macs), self._ports)
+        return Forwarding(dict(self._macs), self._ports) if self._ports else None
 
     async def changed(self) -> None:
         while True:

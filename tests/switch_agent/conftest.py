@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from switch_agent.bmv2 import Bmv2, reason_not_to_run
+from switch_agent.switches import Software, Switch
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIBRARY = REPOSITORY / "softswitch" / "build" / "libatp_switch.so"
@@ -120,11 +122,12 @@ def relay(processes: Callable[..., Process], library: Path) -> Callable[..., Pro
 def agent(processes: Callable[..., Process]) -> Callable[..., Process]:
     """Start the agent without TLS on loopback, for the relay's ports."""
 
-    def run(p4runtime: int, *extra: str, name: str = "sw") -> Process:
+    def run(p4runtime: int | str, *extra: str, name: str = "sw") -> Process:
+        target = f"127.0.0.1:{p4runtime}" if isinstance(p4runtime, int) else p4runtime
         return processes(
             "atp_switch_agent",
             *("serve", "--switch-name", name, "--listen", "127.0.0.1:0", "--health-listen", "127.0.0.1:0"),
-            *("--p4runtime", f"127.0.0.1:{p4runtime}", "--insecure-loopback", "--ports", "relay"),
+            *("--p4runtime", target, "--insecure-loopback", "--ports", "relay"),
             *extra,
         )
 
@@ -145,3 +148,18 @@ def until() -> Callable[..., Any]:
             time.sleep(0.05)
 
     return wait
+
+
+@pytest.fixture(params=["software", pytest.param("bmv2", marks=pytest.mark.root)])
+def switch(
+    request: pytest.FixtureRequest, relay: Callable[..., Process], free_port: int, tmp_path: Path
+) -> Iterator[Switch]:
+    """Each kind of switch that can run here, not started yet."""
+    if request.param == "software":
+        yield Software(relay, free_port)
+        return
+    reason = reason_not_to_run()
+    if reason is not None:
+        pytest.skip(reason)
+    with Bmv2(tmp_path) as bmv2:
+        yield bmv2

@@ -115,7 +115,7 @@ def test_groups_of_others_are_left_alone(library: Path, monkeypatch: pytest.Monk
         flood, stray = Entry(GROUP, (2000,), (1, 1)), Entry(GROUP, (9,), (1, 1))
         assert not await agent.driver.write((Update(Op.INSERT, flood), Update(Op.INSERT, stray)))
         assert (await agent.apply(desired(1, job()))).in_sync
-        kept = await agent.driver._read(agent.driver.codec.wildcards())
+        kept = await agent.driver._read(Codec(contract_path()).wildcards())
         groups = {
             entity.packet_replication_engine_entry.multicast_group_entry.multicast_group_id
             for entity in kept
