@@ -36,7 +36,7 @@ ACTIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 FORWARDING_FIELDS: Mapping[str, tuple[str, ...]] = {
     L2: ("dst_mac",),
     ECN: (),
-    CONGESTION: ("meta.bridge.verdict", "queue_depth"),
+    CONGESTION: ("verdict", "queue_depth"),
     STALE: (),
 }
 FORWARDING_ACTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
