@@ -180,9 +180,11 @@ class AgentSession:
                 return
             except TimeoutError as error:
                 raise OSError(f"no telemetry for {6 * TELEMETRY_SECONDS:.0f} s") from error
-            back = telemetry.observed.connected and not self.view.connected
-            if telemetry.observed.connected and (back or self.view.capacity is None):
-                # An agent that started before its switch, or a switch that came back, perhaps as another one.
+            told, view = telemetry.observed, self.view
+            back = (told.connected and not view.connected) or (told.in_sync and not view.in_sync)
+            if told.connected and (back or view.capacity is None):
+                # An agent that started before its switch, or a switch that came back, perhaps as another one or with
+                # another program, which says what the switch can hold.
                 self.view = replace(self.view, capacity=await self._capacity(stub))
                 self._changed()
             counters = {entry.uid: dict(entry.counters) for entry in telemetry.jobs if entry.uid}

@@ -18,11 +18,12 @@ ADVICE: Mapping[str, str] = {
     "the agent's log",
     "SwitchUnreachable": "check that the switch runs and that its P4Runtime port answers the agent (--p4runtime)",
     "NotMaster": "stop the other P4Runtime controller of this switch, or give this agent a higher --election-id",
-    "PipelineMismatch": "the switch runs another P4 program than this agent was built for: install the one of this "
-    "release, see docs/p4.md",
-    "PipelineRefused": "the switch does not take the P4 program: give the agent the program that was compiled for this "
-    "target (--p4info, --device-config)",
-    "PipelineUnknown": "the switch does not say which P4 program it runs: see the log of its P4Runtime server",
+    "PipelineMismatch": "run the P4 program of this release on the switch, see docs/p4.md, or give the agent the "
+    "p4info of the one that is to stay",
+    "PipelineMissing": "give the agent the program that was compiled for this switch (--p4info, --device-config), or "
+    "load it by the switch's own means",
+    "PipelineRefused": "see the log of the switch's P4Runtime server, and whether the program was compiled for it",
+    "PipelineUnknown": "see the log of the switch's P4Runtime server",
     "SwitchFull": "free room on the switch: end or suspend a job on it, keep jobs off it with spec.switches, or use "
     "larger tables",
     "PortUnresolved": "tell the port of that address: spec.ports of the ATPSwitch by node, or the agent's --port-file; "
@@ -33,6 +34,7 @@ ADVICE: Mapping[str, str] = {
     "NotConverging": "something else writes to the switch: stop it",
     "ReadFailed": "see the log of the switch's P4Runtime server",
     "SwitchRefused": "see the agent's log and that of the switch's P4Runtime server",
+    "ForwardingRefused": "only ordinary traffic through the switch is concerned: correct the agent's --port-file",
     "NoCapacity": "the switch does not say what it can hold: give the agent --aggregators and --values",
 }
 """By reason: what to do."""

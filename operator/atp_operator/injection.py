@@ -27,6 +27,7 @@ from .model import Object
 
 SOCKET = "/run/atp/atp.sock"
 METRICS_PORT = 9095
+READY_WAIT_SECONDS = 50
 SHM_VOLUME, ASSIGNMENT_VOLUME = "atp-shm", "atp-assignment"
 # Where a rank may be found in pods that somebody else made.
 RANK_KEYS = (LABEL_RANK, "batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index")
@@ -151,7 +152,10 @@ def _sidecar(role: str, spec: Mapping[str, Any], config: SidecarConfig) -> Objec
     # A pod that runs as root cannot pass that to a sidecar that must not.
     if not pod_context.get("runAsUser"):
         security["runAsUser"] = config.user
-    http: Object = {"port": METRICS_PORT, "path": "/healthz"}
+    # A normal start fails no probe: the sidecar listens at once, though it answers later, and while the gate is closed
+    # it holds the answer on readiness back for as long as the probe is patient.
+    alive: Object = {"httpGet": {"port": METRICS_PORT, "path": "/healthz"}}
+    ready: Object = {"httpGet": {"port": METRICS_PORT, "path": f"/readyz?wait={READY_WAIT_SECONDS}"}}
     return {
         "name": SIDECAR_NAME,
         "image": config.image,
@@ -169,9 +173,20 @@ def _sidecar(role: str, spec: Mapping[str, Any], config: SidecarConfig) -> Objec
             {"name": "atp-metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
             {"name": "atp", "containerPort": wire.UDP_PORT, "protocol": "UDP"},
         ],
-        "startupProbe": {"httpGet": dict(http), "periodSeconds": 1, "failureThreshold": 60},
-        "livenessProbe": {"httpGet": dict(http), "periodSeconds": 10, "failureThreshold": 3},
-        "readinessProbe": {"httpGet": {"port": METRICS_PORT, "path": "/readyz"}, "periodSeconds": 2},
+        "startupProbe": {
+            **alive,
+            "initialDelaySeconds": 1,
+            "periodSeconds": 1,
+            "timeoutSeconds": 10,
+            "failureThreshold": 60,
+        },
+        "livenessProbe": {**copy.deepcopy(alive), "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 3},
+        "readinessProbe": {
+            **ready,
+            "periodSeconds": 2,
+            "timeoutSeconds": READY_WAIT_SECONDS + 10,
+            "failureThreshold": 1,
+        },
         "volumeMounts": [
             {"name": SHM_VOLUME, "mountPath": "/run/atp"},
             {"name": ASSIGNMENT_VOLUME, "mountPath": "/etc/atp", "readOnly": True},

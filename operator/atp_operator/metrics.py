@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -52,21 +55,46 @@ class Metrics:
                     self.quota_nominal.labels(quota.name, name, "aggregators").set(quota.aggregators)
 
 
-async def serve(metrics: Metrics, port: int, healthy: Callable[[], str]) -> web.AppRunner:
-    """Serve /metrics, /healthz and /readyz; `healthy` returns an empty text, or what is wrong."""
+READY_WAIT_SECONDS = 60.0
+"""Longest time that /readyz?wait=... holds an answer back."""
+
+
+async def serve(
+    metrics: Metrics,
+    listener: socket.socket,
+    healthy: Callable[[], str],
+    ready: Callable[[], Awaitable[str]],
+) -> web.AppRunner:
+    """Serve /metrics, /healthz and /readyz on a listening socket.
+
+    `healthy` and `ready` return an empty text, or what is wrong. /readyz?wait=SECONDS holds the answer "not ready" back
+    for so long: a start that takes its time is not a probe that failed.
+    """
 
     async def show(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(metrics.registry), content_type="text/plain")
 
-    async def health(_: web.Request) -> web.Response:
-        problem = healthy()
+    def answer(problem: str) -> web.Response:
         return web.Response(text=problem or "ok", status=503 if problem else 200)
+
+    async def health(_: web.Request) -> web.Response:
+        return answer(healthy())
+
+    async def readiness(request: web.Request) -> web.Response:
+        try:
+            wait = min(float(request.query.get("wait", "0")), READY_WAIT_SECONDS)
+        except ValueError:
+            return web.Response(text="wait is a number of seconds", status=400)
+        end = time.monotonic() + wait
+        while (problem := healthy() or await ready()) and time.monotonic() < end:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        return answer(problem)
 
     app = web.Application()
     app.router.add_get("/metrics", show)
     app.router.add_get("/healthz", health)
-    app.router.add_get("/readyz", health)
-    runner = web.AppRunner(app, access_log=None)
+    app.router.add_get("/readyz", readiness)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
-    await web.TCPSite(runner, "0.0.0.0", port).start()
+    await web.SockSite(runner, listener).start()
     return runner

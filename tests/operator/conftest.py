@@ -363,15 +363,18 @@ class Operator:
             "ATP_RESTART_BACKOFF_SECONDS": "0.2",
             **env,
         }
+        self.webhook_port = cluster.webhook_port
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def start(self, wait: bool = True) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "atp_operator", "run"],
             env=self._env,
             stdout=self.log.open("ab"),
             stderr=subprocess.STDOUT,
         )
+        if not wait:
+            return
         wait_for(lambda: self.metric("atp_operator_leader") is not None, f"{self.name}'s metrics", 30)
 
     def metric(self, name: str) -> float | None:
@@ -705,3 +708,13 @@ def standby(cluster: Cluster, base_operator: Operator) -> Iterator[Operator]:
         yield result
     finally:
         result.stop()
+
+
+@pytest.fixture
+def apart(cluster: Cluster, base_operator: Operator) -> Iterator[Operator]:
+    """A replica with a webhook server of its own, not started yet; the lease keeps it from acting."""
+    port = free_port()
+    result = Operator(cluster, "operator-apart", ATP_WEBHOOK_PORT=str(port))
+    result.webhook_port = port
+    yield result
+    result.stop()

@@ -23,6 +23,7 @@ WHOLE_SWITCH: dict[str, tuple[dict[str, Any], str]] = {
     "SwitchUnreachable": ({"connected": False}, "True False Unknown Unknown False"),
     "NotMaster": ({"connected": False}, "True False Unknown Unknown False"),
     "PipelineMismatch": ({}, "True True False False False"),
+    "PipelineMissing": ({}, "True True False False False"),
     "PipelineRefused": ({}, "True True False False False"),
     "PipelineUnknown": ({}, "True True False False False"),
     "NotConverging": ({}, "True True True False True"),

@@ -3,8 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import urllib.error
+import urllib.request
 from typing import Any
+
+import pytest
 
 from atp_api.switchagent.v1alpha1 import switchagent_pb2 as pb
 
@@ -583,6 +589,29 @@ def test_software_switch_pods_become_switches(lab: Any) -> None:
     lab.cluster.kubectl("delete", "pod", "softswitch-x", "-n", "atp-system", "--force", "--grace-period=0")
     lab.cluster.kubectl("delete", "node", "node-soft")
     lab.wait_for(lambda: not lab.cluster.get("atpswitch", "software-node-soft"), "removed with its node")
+
+
+def test_first_probes_wait_for_the_operator_and_its_webhooks(lab: Any, apart: Any) -> None:
+    """The kubelet's probes at a normal start: none fails, and readiness comes with the webhook server."""
+    apart.start(wait=False)
+
+    def connect() -> socket.socket | None:
+        with contextlib.suppress(ConnectionRefusedError):
+            return socket.create_connection(("127.0.0.1", apart.metrics_port), 5)
+        return None
+
+    with lab.wait_for(connect, "the port for probes") as probe:
+        probe.settimeout(60)
+        probe.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert probe.recv(100).startswith(b"HTTP/1.1 200")
+    url = f"http://127.0.0.1:{apart.metrics_port}/readyz"
+    with urllib.request.urlopen(f"{url}?wait=50", timeout=60) as answer:
+        assert answer.status == 200
+    with socket.create_connection(("127.0.0.1", apart.webhook_port), 1):
+        pass
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"{url}?wait=soon", timeout=10)
+    assert refused.value.code == 400
 
 
 def test_standby_takes_over_when_the_leader_dies(lab: Any, standby: Any) -> None:
