@@ -7,22 +7,20 @@ import json
 import os
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from localcluster import binaries, cluster, images, paths, versions
 
 from . import artifacts
+from .follow import Followed, Training, follow
 from .kube import CommandFailed, Kube, connect
-from .metrics import JobMetrics
 from .report import Result
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SYSTEM = "atp-system"
 NAMESPACE = "atp-demo"
 JOB = "digits"
-METRICS_PORT = 9095
 EXAMPLE_IMAGE = "localhost/atp/digits:dev"
 """The image that examples/digits names; on the local cluster it is the one just built."""
 PATIENCE_SECONDS = 300.0
@@ -31,28 +29,6 @@ PATIENCE_SECONDS = 300.0
 
 def say(text: str) -> None:
     print(text, flush=True)
-
-
-@dataclass
-class Training:
-    """JSON lines that a training script printed."""
-
-    epochs: list[dict[str, Any]] = field(default_factory=list)
-    result: dict[str, Any] | None = None
-
-    @classmethod
-    def read(cls, log: str) -> Training:
-        out = cls()
-        for line in log.splitlines():
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict) and "accuracy" in event:
-                out.result = event
-            elif isinstance(event, dict) and "epoch" in event and "loss" in event:
-                out.epochs.append(event)
-        return out
 
 
 def prepare_cluster() -> Kube:
@@ -130,53 +106,24 @@ def apply_example(kube: Kube, name: str, image: str) -> None:
         kube.ctl("apply", "-n", NAMESPACE, "-f", str(path))
 
 
-def progress_line(job: dict[str, Any], training: Training, metrics: JobMetrics) -> str:
-    status = job.get("status", {})
-    line = f"{status.get('phase', 'Pending'):<10} mode {status.get('mode', '-'):<8}"
-    line += f" workers {status.get('workers', {}).get('summary') or '-'}"
-    if training.epochs:
-        last = training.epochs[-1]
-        line += f"  epoch {last['epoch']:>3}  loss {last['loss']:.4f}"
-    aggregated = metrics.total("atp_aggregated_packets_total", "-ps-")
-    host = metrics.total("atp_host_summed_packets_total", "-ps-")
-    if aggregated or host:
-        line += f"  packets summed in the switch {aggregated:>8,}, by the parameter server {host:,}"
-    if not training.epochs:
-        for condition in status.get("conditions", []):
-            if condition["status"] == "False" and condition.get("message"):
-                line += f"  ({condition.get('reason', '')}: {condition['message']})"
-                break
-    return line
-
-
-def follow_job(kube: Kube) -> tuple[dict[str, Any], Training, JobMetrics]:
-    """Show the job's progress until it ends; return its last state, the rank 0 log and the metrics.
+def follow_job(kube: Kube) -> Followed:
+    """Show the job's progress until it has succeeded.
 
     Raises:
         CommandFailed: it failed, or stood still for PATIENCE_SECONDS.
     """
-    metrics, shown, moved = JobMetrics(), "", time.monotonic()
-    training = Training()
-    job: dict[str, Any] = {}
-    while True:
-        job = kube.get("atpjob", JOB, NAMESPACE) or job
-        for pod in kube.list("pods", NAMESPACE, f"atp.dev/job={JOB}"):
-            name = pod["metadata"]["name"]
-            if pod.get("status", {}).get("phase") == "Running":
-                metrics.update(name, kube.pod_http(name, NAMESPACE, METRICS_PORT, "/metrics"))
-        log = kube.logs(f"{JOB}-worker-0", NAMESPACE, "trainer")
-        if log:
-            training = Training.read(log)
-        line = progress_line(job, training, metrics)
-        if line != shown:
-            say(f"  {line}")
-            shown, moved = line, time.monotonic()
-        phase = job.get("status", {}).get("phase")
-        if phase == "Succeeded":
-            return job, training, metrics
-        if phase == "Failed" or time.monotonic() - moved > PATIENCE_SECONDS:
-            raise CommandFailed(f"the job is {phase}; what it says:\n{explain(kube)}\n{log[-3000:]}")
-        time.sleep(0.5)
+    shown, seen = "", Followed()
+    try:
+        for seen in follow(kube, JOB, NAMESPACE, PATIENCE_SECONDS):
+            line = seen.progress()
+            if line != shown:
+                say(f"  {line}")
+                shown = line
+    except CommandFailed as error:
+        raise CommandFailed(f"{error}; what it says:\n{explain(kube)}") from None
+    if seen.phase != "Succeeded":
+        raise CommandFailed(f"the job is {seen.phase}; what it says:\n{explain(kube)}\n{seen.log[-3000:]}")
+    return seen
 
 
 def explain(kube: Kube) -> str:
@@ -206,7 +153,8 @@ def demo() -> None:
     for kind, name in (("atpjob", JOB), ("job", "digits-gloo")):
         kube.ctl("delete", kind, name, "-n", NAMESPACE, "--ignore-not-found", "--wait", timeout=120)
     apply_example(kube, "atpjob.yaml", made.digits)
-    job, training, metrics = follow_job(kube)
+    seen = follow_job(kube)
+    training, metrics = seen.training, seen.metrics
     if training.result is None:
         raise CommandFailed("the job succeeded, but worker 0 printed no result; its log:\n" + explain(kube))
     say(kube.ctl("get", "atpjob", JOB, "-n", NAMESPACE).rstrip())
@@ -218,7 +166,7 @@ def demo() -> None:
         gloo_accuracy=gloo.result["accuracy"],
         error_over_bound=training.result["error_over_bound"],
         aggregated_share=metrics.aggregated_share(),
-        mode=job["status"].get("mode", "HostOnly"),
+        mode=seen.status.get("mode", "HostOnly"),
         collisions=metrics.total("atp_collisions_total", "-ps-"),
         retransmits=metrics.total("atp_retransmits_total", "-worker-"),
         ecn_marks=metrics.total("atp_ecn_marks_total", "-worker-"),

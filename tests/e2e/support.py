@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from demo import artifacts, run
+from demo.follow import Followed, follow
 from demo.kube import CommandFailed, Kube
 
 
@@ -41,6 +42,15 @@ def wait_until(what: str, check: Callable[[], Any], timeout: float = 120.0) -> A
 def job_status(kube: Kube, name: str, namespace: str) -> dict[str, Any]:
     job = kube.get("atpjob", name, namespace)
     return (job or {}).get("status", {})
+
+
+def watch(kube: Kube, name: str, namespace: str, patience: float = 240.0) -> Followed:
+    """Follow a job until it has succeeded or failed; a job that stands still for ``patience`` seconds is a failure."""
+    try:
+        *_, seen = follow(kube, name, namespace, patience)
+    except CommandFailed as error:
+        pytest.fail(str(error))
+    return seen
 
 
 def condition(item: dict[str, Any], kind: str) -> dict[str, Any]:

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.request
 
 import pytest
 from demo import run
-from demo.metrics import JobMetrics, parse
-from e2e.support import Installation, condition, digits_job, job_status, wait_until
+from demo.follow import Training
+from demo.metrics import parse
+from e2e.support import Installation, condition, digits_job, job_status, wait_until, watch
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -23,31 +23,11 @@ def switch_metrics(installation: Installation) -> str:
         return answer.read().decode()
 
 
-def follow(
-    installation: Installation, namespace: str, name: str, timeout: float = 240.0
-) -> tuple[dict, run.Training, JobMetrics]:
-    """Watch a job until it ends; return its status, what worker 0 printed, and the sidecars' last metrics."""
-    kube, metrics, log = installation.kube, JobMetrics(), ""
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        status = job_status(kube, name, namespace)
-        for pod in kube.list("pods", namespace, f"atp.dev/job={name}"):
-            if pod.get("status", {}).get("phase") == "Running":
-                metrics.update(
-                    pod["metadata"]["name"],
-                    kube.pod_http(pod["metadata"]["name"], namespace, run.METRICS_PORT, "/metrics"),
-                )
-        log = kube.logs(f"{name}-worker-0", namespace, "trainer") or log
-        if status.get("phase") in ("Succeeded", "Failed"):
-            return status, run.Training.read(log), metrics
-        time.sleep(0.4)
-    pytest.fail(f"job {name} did not end in {timeout:.0f} s: {job_status(kube, name, namespace)}\n{log[-2000:]}")
-
-
 def test_digits_through_the_switch(installation: Installation, namespace: str) -> None:
     kube = installation.kube
     kube.ctl("apply", "-n", namespace, "-f", "-", stdin=digits_job(installation.images.digits))
-    status, training, metrics = follow(installation, namespace, "digits")
+    seen = watch(kube, "digits", namespace)
+    status, training, metrics = seen.status, seen.training, seen.metrics
 
     assert status["phase"] == "Succeeded", status
     assert status["mode"] == "Shared"
@@ -80,18 +60,32 @@ def test_digits_through_the_switch(installation: Installation, namespace: str) -
     assert not kube.list("pods", namespace, "atp.dev/job=digits")
 
 
+def test_two_parameter_servers_share_the_sequences(installation: Installation, namespace: str) -> None:
+    kube = installation.kube
+    job = digits_job(installation.images.digits, "sharded", parameterServers={"replicas": 2})
+    kube.ctl("apply", "-n", namespace, "-f", "-", stdin=job)
+    seen = watch(kube, "sharded", namespace)
+    assert seen.phase == "Succeeded", seen.status
+    assert seen.status["mode"] == "Shared"
+    assert seen.training.result is not None and seen.training.result["accuracy"] >= 0.9
+    assert seen.training.result["error_over_bound"] <= 1
+    assert seen.metrics.aggregated_share() > 0.9, seen.metrics.pods
+    assert seen.status["aggregation"]["rejectedPackets"] == 0, "the switch takes ACKs of both"
+    shares = [seen.metrics.total("atp_ack_packets_total", f"-ps-{shard}") for shard in range(2)]
+    assert min(shares) > 0.4 * sum(shares) > 0, shares
+
+
 def test_switch_lost_during_training(installation: Installation, namespace: str) -> None:
     """A switch that dies takes nothing with it: the parameter server sums meanwhile, and the result is right."""
     kube = installation.kube
     kube.ctl("apply", "-n", namespace, "-f", "-", stdin=digits_job(installation.images.digits, "lost"))
-    wait_until(
-        "training begins", lambda: run.Training.read(kube.logs("lost-worker-0", namespace, "trainer")).epochs, 180
-    )
+    wait_until("training begins", lambda: Training.read(kube.logs("lost-worker-0", namespace, "trainer")).epochs, 180)
     pods = kube.list("pods", run.SYSTEM, "app.kubernetes.io/component=softswitch")
     kube.ctl(
         "delete", "pod", pods[0]["metadata"]["name"], "-n", run.SYSTEM, "--grace-period=0", "--force", "--wait=false"
     )
-    status, training, _ = follow(installation, namespace, "lost")
+    seen = watch(kube, "lost", namespace)
+    status, training = seen.status, seen.training
     assert status["phase"] == "Succeeded", status
     assert status.get("retries", 0) == 0
     assert training.result is not None and training.result["error_over_bound"] <= 1
@@ -109,7 +103,8 @@ def test_operator_restarts_during_training(installation: Installation, namespace
         kube.ctl(
             "delete", "pod", pod["metadata"]["name"], "-n", run.SYSTEM, "--grace-period=0", "--force", "--wait=false"
         )
-    status, training, _ = follow(installation, namespace, "restart")
+    seen = watch(kube, "restart", namespace)
+    status, training = seen.status, seen.training
     assert status["phase"] == "Succeeded", status
     assert status["epoch"] == 1
     assert training.result is not None and training.result["error_over_bound"] <= 1
