@@ -132,9 +132,9 @@ class Simulation:
                     )
             for job in jobs:
                 self.last_used[name, job.job_id] = (job.uid, job.epoch, self.now)
-            self.views[name] = replace(
-                view, jobs={job.uid: JobReport(job.job_id, job.epoch, "PROGRAMMED") for job in jobs}
-            )
+            state = {"": "PROGRAMMED", "SwitchFull": "FAILED"}.get(view.reason, "PENDING")
+            reports = {job.uid: JobReport(job.job_id, job.epoch, state, view.reason, view.message) for job in jobs}
+            self.views[name] = replace(view, jobs=reports)
 
     def delete(self, uid: str) -> None:
         meta = self.jobs[uid]["metadata"]

@@ -7,8 +7,10 @@ the planner knows after a step has gone through a status. Pods get nodes and add
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -84,6 +86,20 @@ def check_quotas(sim: Simulation) -> None:
             assert quota.aggregators is None or used <= quota.aggregators
 
 
+def check_assignments(sim: Simulation, told: dict[tuple[str, int], dict[str, Any]]) -> None:
+    """Within an epoch a pod is told the same but for mode and revision (a sidecar takes no other change); the limit on
+    addends keeps every sum in int32. `told`: what was seen before, by pod UID and epoch."""
+    for job in sim.snapshot().jobs:
+        for uid, text in assignments(job).items():
+            now = json.loads(text)
+            del now["mode"], now["revision"]
+            assert told.setdefault((uid, job.status.epoch), now) == now
+            assert now["indexTableSize"] % len(now["parameterServers"]) == 0
+            assert now["indexTableSize"] >= now["maxWindow"]
+            if "addendLimit" in now:
+                assert now["regions"] and 0 < now["addendLimit"] * job.spec.workers <= 2**31 - 1
+
+
 class Planner(RuleBasedStateMachine):
     @initialize(
         sizes=st.tuples(st.integers(1200, 6000), st.integers(1200, 6000)),
@@ -97,6 +113,7 @@ class Planner(RuleBasedStateMachine):
         quota = Quota("a", {"matchLabels": {"team": "a"}}, max_jobs, nominal)
         self.sim = Simulation(dict(zip(("s0", "s1"), sizes, strict=True)), shape, [quota])
         self.count = 0
+        self.told: dict[tuple[str, int], dict[str, Any]] = {}
 
     @rule(
         workers=st.sampled_from([1, 2, 5, 33, 40]),
@@ -178,6 +195,24 @@ class Planner(RuleBasedStateMachine):
             for p in self.sim.pods[key]
         ]
 
+    @rule(
+        name=st.sampled_from(["s0", "s1"]),
+        reason=st.sampled_from(["", "", "NotMaster", "PipelineMismatch", "SwitchFull", "PortUnresolved"]),
+        sticky=st.booleans(),
+    )
+    def agent_says(self, name: str, reason: str, sticky: bool) -> None:
+        """What the agent meets, until it says something else; its switch may also come back as another kind."""
+        view = self.sim.views[name]
+        if view.reachable:
+            assert view.capacity is not None
+            self.sim.views[name] = replace(
+                view,
+                connected=reason != "NotMaster",
+                in_sync=not reason,
+                reason=reason,
+                capacity=replace(view.capacity, sticky_saturation=sticky),
+            )
+
     @rule(name=st.sampled_from(["s0", "s1"]), up=st.sampled_from([True, True, False]))
     def switch_comes_and_goes(self, name: str, up: bool) -> None:
         view = self.sim.views[name]
@@ -205,6 +240,7 @@ class Planner(RuleBasedStateMachine):
         check_switches(self.sim)
         check_seats(self.sim)
         check_quotas(self.sim)
+        check_assignments(self.sim, self.told)
 
     @rule(seed=st.integers(0, 1 << 20))
     def settles_and_is_deterministic(self, seed: int) -> None:
