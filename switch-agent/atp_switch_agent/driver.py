@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -193,27 +194,24 @@ class Driver:
 
     async def _follow(self, channel: grpc.aio.Channel) -> None:
         stub: p4r_grpc.P4RuntimeAsyncStub = p4r_grpc.P4RuntimeStub(channel)
-        outgoing: asyncio.Queue[p4r.StreamMessageRequest] = asyncio.Queue()
-        outgoing.put_nowait(self._bid())
-
-        async def requests() -> AsyncIterator[p4r.StreamMessageRequest]:
-            while True:
-                yield await outgoing.get()
-
-        stream = stub.StreamChannel(requests())
+        channel_call: Any = stub.StreamChannel  # its type asks for an iterator of requests; writing goes without
+        stream: grpc.aio.StreamStreamCall[Any, p4r.StreamMessageResponse] = channel_call()
         try:
+            await self._send_bid(stream)
             async for message in stream:
-                if message.WhichOneof("update") == "arbitration":
-                    self._arbitrated(message.arbitration, stub, outgoing)
+                if message.WhichOneof("update") == "arbitration" and self._arbitrated(message.arbitration, stub):
+                    await self._send_bid(stream)
         finally:
             stream.cancel()
         self._lost("SwitchUnreachable", f"P4Runtime server {self._address} closed the stream; trying again")
 
-    def _bid(self) -> p4r.StreamMessageRequest:
+    async def _send_bid(self, stream: grpc.aio.StreamStreamCall[Any, Any]) -> None:
         request = p4r.StreamMessageRequest()
         request.arbitration.device_id = self._device_id
         request.arbitration.election_id.CopyFrom(self._election())
-        return request
+        # A stream that has ended refuses to be written; why it ended is what reading it raises.
+        with contextlib.suppress(asyncio.InvalidStateError):
+            await stream.write(request)
 
     def _election(self) -> p4r.Uint128:
         return p4r.Uint128(high=self._election_id >> 64, low=self._election_id & 0xFFFFFFFFFFFFFFFF)
@@ -222,8 +220,8 @@ class Driver:
         self,
         update: p4r.MasterArbitrationUpdate,
         stub: p4r_grpc.P4RuntimeAsyncStub,
-        outgoing: asyncio.Queue[p4r.StreamMessageRequest],
-    ) -> None:
+    ) -> bool:
+        """Take note of who is primary. True: bid again."""
         highest = (update.election_id.high << 64) | update.election_id.low
         code = update.status.code
         self._stub = stub
@@ -234,7 +232,7 @@ class Driver:
             # Nobody is primary: the one who outbid this agent is gone.
             self._election_id = max(highest, self._election_id)
             self._set(Link(True, False, "NotMaster", "the switch has no primary; bidding", self.link.session))
-            outgoing.put_nowait(self._bid())
+            return True
         else:
             self._set(
                 Link(
@@ -246,6 +244,7 @@ class Driver:
                     self.link.session,
                 )
             )
+        return False
 
     # -- calls -------------------------------------------------------------------------------------
 

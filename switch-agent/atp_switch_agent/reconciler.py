@@ -98,6 +98,7 @@ class Reconciler:
         self._desired: api.DesiredState | None = None
         self._outcomes: dict[int, _Outcome] = {}
         self._in_sync = False
+        self._checked_session = 0
         self._reason, self._message = "NoDesiredState", "the operator has sent no desired state yet"
         self._wake = asyncio.Event()
         self._passes_wanted = 0
@@ -169,12 +170,17 @@ class Reconciler:
             reason=self._reason,
             message=self._message,
         )
+        # What was found before the stream was lost, or another controller came, says nothing of the switch now.
+        unknown: _Outcome | None = None
         if not link.primary:
-            state.reason, state.message = link.reason, link.message
+            unknown = _Outcome(_PENDING, link.reason, link.message)
+        elif self._checked_session != link.session:
+            unknown = _Outcome(_PENDING, "Programming", "the agent looks at what the switch holds")
+        if unknown:
+            state.in_sync, state.reason, state.message = False, unknown.reason, unknown.message
         for job in self._desired.jobs if self._desired else ():
             outcome = self._outcomes.get(job.job_id, _Outcome(_PENDING, "Programming", "not programmed yet"))
-            if not link.primary:
-                outcome = _Outcome(_PENDING, link.reason, link.message)
+            outcome = unknown or outcome
             state.jobs.add(
                 job_id=job.job_id,
                 epoch=job.epoch,
@@ -265,6 +271,7 @@ class Reconciler:
                 self._wake.set()
 
     async def _pass(self) -> None:
+        session = self.driver.link.session
         try:
             await self._reconcile()
         except SwitchLost as error:
@@ -272,6 +279,7 @@ class Reconciler:
             self._reason, self._message = error.reason, error.message
             for job in self._desired.jobs if self._desired else ():
                 self._outcomes[job.job_id] = _Outcome(_PENDING, error.reason, error.message)
+        self._checked_session = session
         # The link may have changed between passes, so what counts is what was said last.
         observed = self.observed()
         if observed != self._announced:

@@ -244,7 +244,8 @@ def test_two_agents_with_one_election_id(switch: Switch, agent: Any) -> None:
     assert first.apply(job(switch, 3)).in_sync
 
 
-def test_the_wrong_device_id(switch: Switch, agent: Any) -> None:
-    switch.start()
-    told = Operator(agent(switch.address, *switch.options(), "--device-id", "9")).until("DeviceNotFound")
+def test_the_wrong_device_id(relay: Any, agent: Any) -> None:
+    """The software switch alone: bmv2 lets anybody be primary of any device, and ends when one is programmed."""
+    switch = relay("127.77.3.1")
+    told = Operator(agent(switch.started["p4runtime_port"], "--device-id", "9")).until("DeviceNotFound")
     assert "give the agent the --device-id of the switch" in told.message
