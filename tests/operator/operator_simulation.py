@@ -159,3 +159,16 @@ class Simulation:
                     )
                 result.append(pod)
             self.pods[key] = result
+
+
+def running_job() -> Simulation:
+    """Job u1 (team-a/j), two workers below switch s0, that has just been given its assignment."""
+    sim = Simulation({"s0": 4096}, {"s0": list(NODES)}, [])
+    sim.jobs["u1"] = job_object("j", sim.now, "u1")
+    for _ in range(6):
+        sim.step()
+        sim.kubelet(random.Random(1))
+    status = sim.jobs["u1"]["status"]
+    assert (status["phase"], status["mode"]) == ("Running", "Shared")
+    assert all(pod.assignment for pod in sim.pods["team-a/j"])
+    return sim

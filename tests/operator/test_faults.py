@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from operator_simulation import LIMITS, SIDECAR, Simulation, job_object
+from operator_simulation import LIMITS, SIDECAR, Simulation, job_object, running_job
 
 from atp_operator.faults import ADVICE
 from atp_operator.model import AgentView, JobReport
@@ -29,16 +29,6 @@ WHOLE_SWITCH: dict[str, tuple[dict[str, Any], str]] = {
     "NotConverging": ({}, "True True True False True"),
 }
 ONE_JOB = {"SwitchFull": "FAILED", "PortUnresolved": "PENDING", "PortNotFound": "FAILED", "SwitchRefused": "FAILED"}
-
-
-def running_job() -> Simulation:
-    sim = Simulation({"s0": 4096}, {"s0": ["n0", "n1", "n2", "n3"]}, [])
-    sim.jobs["u1"] = job_object("j", sim.now, "u1")
-    for _ in range(6):
-        sim.step()
-        sim.kubelet(random.Random(1))
-    assert sim.jobs["u1"]["status"]["mode"] == "Shared"
-    return sim
 
 
 def conditions(item: Object) -> dict[str, Object]:

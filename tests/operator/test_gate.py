@@ -8,23 +8,11 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from operator_simulation import LIMITS, Simulation, job_object
+from operator_simulation import LIMITS, Simulation, job_object, running_job
 
 from atp_operator import ANNOTATION_ASSIGNMENT, ANNOTATION_REFRESH
 from atp_operator.model import Pod
 from atp_operator.planning import ClusterPlan
-
-
-def running_job() -> Simulation:
-    """A job of two workers that has just been given its assignment."""
-    sim = Simulation({"s0": 4096}, {"s0": ["n0", "n1", "n2", "n3"]}, [])
-    sim.jobs["u1"] = job_object("j", sim.now, "u1")
-    for _ in range(6):
-        sim.step()
-        sim.kubelet(random.Random(1))
-    assert sim.jobs["u1"]["status"]["phase"] == "Running"
-    assert all(pod.assignment for pod in sim.pods["team-a/j"])
-    return sim
 
 
 def addend_limits(sim: Simulation) -> set[int | None]:
