@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from .conditions import set_condition
-from .model import Event, JobReport, Object, Switch, of_pipeline
+from .model import Event, JobReport, Object, Switch, of_pipeline, parse_time
 
 ADVICE: Mapping[str, str] = {
     "AgentUnreachable": "check that the agent runs, that spec.agent.address leads to it, and that its certificate "
@@ -42,6 +42,10 @@ ADVICE: Mapping[str, str] = {
 PASSING = frozenset({"", "Connecting", "Programming", "NotProgrammed", "NoDesiredState"})
 """Reasons that pass by themselves in a moment, at every start: no event tells of them."""
 
+UNRESOLVED = "PortUnresolved"
+GRACE_SECONDS = 5.0
+"""A port that is not known yet is nothing to tell of for so long: the neighbours of new pods take a moment to show."""
+
 
 def told(reason: str, message: str) -> str:
     """The message with what to do about the reason, once."""
@@ -66,8 +70,19 @@ def _unheld(reports: Mapping[str, JobReport], names: Mapping[str, str]) -> tuple
     return reason, f"job {name} is not on the switch: {first.message or reason}{more}"
 
 
-def set_switch_conditions(conditions: list[Object], switch: Switch, names: Mapping[str, str], now: float) -> None:
-    """Write the conditions of a switch in place. `names`: namespace/name of ATPJobs by uid."""
+def _since(conditions: Sequence[Object], kind: str, now: float) -> float:
+    """Since when the condition is False; now, if it is not."""
+    entry = next((c for c in conditions if c["type"] == kind and c["status"] == "False"), None)
+    return (parse_time(entry["lastTransitionTime"]) or now) if entry else now
+
+
+def set_switch_conditions(
+    conditions: list[Object], switch: Switch, names: Mapping[str, str], now: float
+) -> float | None:
+    """Write the conditions of a switch in place; when to look again, or None.
+
+    `names`: namespace/name of ATPJobs by uid.
+    """
     view = switch.view
     generation = (switch.raw.get("metadata") or {}).get("generation", 0)
 
@@ -79,25 +94,26 @@ def set_switch_conditions(conditions: list[Object], switch: Switch, names: Mappi
     if not view.known:
         if not conditions and fault:
             put("Ready", None, *fault)
-        return
+        return None
     if fault and not view.reachable:
         put("Reachable", False, *fault)
         for kind in ("Connected", "PipelineMatches", "InSync"):
             put(kind, None, *fault)
         put("Ready", False, *fault)
-        return
+        return None
     put("Reachable", True, "AgentAnswers", f"the agent at {switch.address} answers")
     if fault and not view.connected:
         put("Connected", False, *fault)
         for kind in ("PipelineMatches", "InSync"):
             put(kind, None, *fault)
         put("Ready", False, *fault)
-        return
+        return None
     put("Connected", True, "Primary", "the agent is the primary P4Runtime controller of the switch")
     if fault and of_pipeline(fault[0]):
         put("PipelineMatches", False, *fault)
     else:
         put("PipelineMatches", True, "Matches", "the switch runs the P4 program of the agent")
+    look = None
     if view.refused:
         put("InSync", False, "AgentRefused", view.refused)
     elif view.in_sync:
@@ -105,11 +121,15 @@ def set_switch_conditions(conditions: list[Object], switch: Switch, names: Mappi
     else:
         trouble = None if fault and of_pipeline(fault[0]) else _unheld(view.jobs, names)
         reason, message = trouble or (view.reason or "Programming", view.message or "the agent is at it")
+        grace = _since(conditions, "InSync", now) + GRACE_SECONDS
+        if reason == UNRESOLVED and now < grace:
+            reason, look = "Programming", grace
         put("InSync", False, reason, message)
     if fault:
         put("Ready", False, *fault)
     elif switch.capacity is not None:
         put("Ready", True, "Ready", f"{switch.capacity.aggregators} aggregators, {switch.capacity.target}")
+    return look
 
 
 def switch_events(old: Sequence[Object], new: Sequence[Object]) -> list[Event]:

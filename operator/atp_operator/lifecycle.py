@@ -634,6 +634,15 @@ def _switch_trouble(plan: JobPlan, world: World) -> tuple[Refusal | None, bool]:
     return None, False
 
 
+def _aggregating(plan: JobPlan, names: str) -> str:
+    text = f"gradients are summed on {names}"
+    limit = plan.status.addend_limit
+    if limit is None:
+        return text
+    value = limit / plan.job.spec.scale
+    return f"{text}; values of magnitude above {value:.3g} take the slower raw path (status.addendLimit / spec.scale)"
+
+
 def _open_gate(plan: JobPlan, world: World) -> None:
     """Starting -> Running once every switch has confirmed, or HostOnly when one will not."""
     status, now = plan.status, world.now
@@ -653,7 +662,7 @@ def _open_gate(plan: JobPlan, world: World) -> None:
         else:
             names = ", ".join(status.placement.switches)
             plan.condition("SwitchProgrammed", True, "Programmed", f"switches {names} hold job ID {status.job_id}", now)
-            plan.condition("NetworkAggregation", True, "Aggregating", f"gradients are summed on {names}", now)
+            plan.condition("NetworkAggregation", True, "Aggregating", _aggregating(plan, names), now)
     elif plan.job.spec.mode == "HostOnly":
         plan.condition("NetworkAggregation", False, "HostOnlyRequested", "spec.mode is HostOnly", now)
     status.start_time = status.start_time or now
@@ -679,7 +688,7 @@ def _watch_network(plan: JobPlan, world: World) -> None:
         plan.condition("SwitchProgrammed", True, "Programmed", f"switches {names} hold job ID {status.job_id}", now)
         if status.mode == "HostOnly":
             status.mode, status.revision = plan.job.spec.mode, status.revision + 1
-            plan.condition("NetworkAggregation", True, "Aggregating", f"gradients are summed on {names} again", now)
+            plan.condition("NetworkAggregation", True, "Aggregating", _aggregating(plan, names), now)
             plan.tell("Normal", "Aggregating", f"switches {names} are back")
             _trains(plan)
         return

@@ -60,9 +60,11 @@ def plan_cluster(snapshot: Snapshot, sidecar: SidecarConfig, limits: Limits, now
     for plan in plans:
         if waits_in_queue(plan):
             admit(plan, world)
-    switch_statuses = {
-        name: switch_status(switch, plans, ledger, limits, now) for name, switch in snapshot.switches.items()
-    }
+    wakes = [plan.wake_at for plan in plans if plan.wake_at is not None]
+    switch_statuses = {}
+    for name, switch in snapshot.switches.items():
+        switch_statuses[name], look = switch_status(switch, plans, ledger, limits, now)
+        wakes += [look] if look is not None else []
     events = {
         name: switch_events(
             (switch.raw.get("status") or {}).get("conditions") or (), switch_statuses[name]["conditions"]
@@ -70,12 +72,13 @@ def plan_cluster(snapshot: Snapshot, sidecar: SidecarConfig, limits: Limits, now
         for name, switch in snapshot.switches.items()
     }
     quota_statuses = {quota.name: _quota_status(quota, plans, quotas, snapshot) for quota in snapshot.quotas}
-    wakes = [plan.wake_at for plan in plans if plan.wake_at is not None]
     return ClusterPlan(plans, switch_statuses, events, quota_statuses, min(wakes, default=None))
 
 
-def switch_status(switch: Switch, plans: Sequence[JobPlan], ledger: Ledger, limits: Limits, now: float) -> Object:
-    """`ATPSwitch.status`: who holds what, what rests, and how the agent is."""
+def switch_status(
+    switch: Switch, plans: Sequence[JobPlan], ledger: Ledger, limits: Limits, now: float
+) -> tuple[Object, float | None]:
+    """`ATPSwitch.status`: who holds what, what rests, and how the agent is; and when to look again, or None."""
     view, old = switch.view, switch.raw.get("status") or {}
     entry = ledger.switches[switch.name]
     epochs = {plan.job.uid: (plan.status.epoch, plan.job.key) for plan in plans}
@@ -117,8 +120,7 @@ def switch_status(switch: Switch, plans: Sequence[JobPlan], ledger: Ledger, limi
         usage.update({key: before[key] for key in ("aggregators", "updatedTime") if key in before})
     status["inUse"] = usage
     names = {plan.job.uid: plan.job.key for plan in plans}
-    set_switch_conditions(status["conditions"], switch, names, now)
-    return status
+    return status, set_switch_conditions(status["conditions"], switch, names, now)
 
 
 def _quota_status(quota: Quota, plans: Sequence[JobPlan], book: QuotaBook, snapshot: Snapshot) -> Object:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from operator_simulation import LIMITS, SIDECAR, Simulation, job_object, running_job
 
-from atp_operator.faults import ADVICE
+from atp_operator.faults import ADVICE, GRACE_SECONDS
 from atp_operator.model import AgentView, JobReport
 from atp_operator.planning import plan_cluster
 
@@ -66,6 +66,16 @@ def test_condition_and_event_say_what_to_do_and_the_job_runs_on_and_comes_back(r
     assert look(sim) == []
     sim.views["s0"] = broken(sim, reason)
     events = look(sim)
+    status = sim.jobs["u1"]["status"]
+    assert (status["phase"], status["mode"]) == ("Running", "Shared"), "a short absence changes nothing"
+    if reason == "PortUnresolved":
+        condition = conditions(sim.switches["s0"])["InSync"]
+        assert events == [] and condition["reason"] == "Programming", "new pods take a moment to show"
+        assert "words of the agent" in condition["message"]
+        plan = plan_cluster(sim.snapshot(), SIDECAR, LIMITS, sim.now)
+        assert plan.wake_at is not None and plan.wake_at <= sim.now + GRACE_SECONDS
+        sim.now += GRACE_SECONDS
+        events = look(sim)
     (event,) = events
     assert event[:2] == ("Warning", reason)
     switch = conditions(sim.switches["s0"])
@@ -80,8 +90,6 @@ def test_condition_and_event_say_what_to_do_and_the_job_runs_on_and_comes_back(r
     if reason in ONE_JOB:
         assert "job team-a/j is not on the switch" in switch["InSync"]["message"]
 
-    status = sim.jobs["u1"]["status"]
-    assert (status["phase"], status["mode"]) == ("Running", "Shared"), "a short absence changes nothing"
     sim.now += LIMITS.switch_loss
     assert look(sim) == [], "told once"
     status = sim.jobs["u1"]["status"]

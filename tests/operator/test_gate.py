@@ -31,6 +31,8 @@ def test_addend_limit_is_that_of_the_switches_in_the_tree_and_stays_for_the_epoc
         sim.kubelet(random.Random(1))
     assert sim.jobs["u1"]["status"]["mode"] == "Shared"
     assert addend_limits(sim) == {(2**31 - 1) // 3} == {sim.jobs["u1"]["status"]["addendLimit"]}
+    network = next(c for c in sim.jobs["u1"]["status"]["conditions"] if c["type"] == "NetworkAggregation")
+    assert network["status"] == "True" and "above 7.16 take the slower raw path" in network["message"]
     sim.views["s0"] = replace(sim.views["s0"], reachable=False, connected=False, since=sim.now, jobs={})
     for _ in range(3):
         sim.now += LIMITS.switch_loss
