@@ -431,12 +431,17 @@ class Driver:
 
     async def reset_counters(self, job_ids: Iterable[int]) -> None:
         """Set the counters of jobs to zero, so that they count from the start of their epoch."""
-        for job_id in job_ids:
-            cells = self._pipeline().counter_cells(job_id, reset=True)
-            errors = await self._write([p4r.Update(type=p4r.Update.MODIFY, entity=cell) for cell in cells])
+        codec = self._pipeline()
+        updates = [
+            p4r.Update(type=p4r.Update.MODIFY, entity=cell)
+            for job_id in job_ids
+            for cell in codec.counter_cells(job_id, reset=True)
+        ]
+        for start in range(0, len(updates), _CHUNK):
+            errors = await self._write(updates[start : start + _CHUNK])
             failed = [error.message for error in errors if error.canonical_code != OK]
             if failed:
-                log.warning("counters not reset", extra={"job_id": job_id, "reason": failed[0]})
+                log.warning("counters not reset", extra={"cells": len(failed), "reason": failed[0]})
 
     async def _write(self, updates: Sequence[p4r.Update]) -> list[p4r.Error]:
         """One p4.v1.Error an update."""

@@ -163,13 +163,20 @@ def test_a_restarted_agent_disturbs_nothing(bmv2: Bmv2, run_agent: Any) -> None:
     assert counters(second)[0]["aggregated"] == 3
 
 
-def test_tables_that_vanish_without_a_word(bmv2: Bmv2, run_agent: Any) -> None:
-    """The audit finds what the stream does not tell: entries and groups that somebody else took away."""
-    operator = run_agent("--audit-seconds", "1", "--election-id", "100")
+def test_another_controller_takes_the_tables(bmv2: Bmv2, run_agent: Any) -> None:
+    """Nothing is lost meanwhile: gradients pass and the parameter server sums them. Then all is repaired."""
+    operator = run_agent("--election-id", "100")
     assert operator.apply(wanted(bmv2)).in_sync
     with grpc.insecure_channel(bmv2.address) as channel, Rival(channel, 500) as rival:
-        operator.until("NotMaster")
-        rival.delete_all(own_p4info(bmv2), "l2_forward", "replica", "region", "job")
+        told = operator.until("NotMaster")
+        assert operator.states(told) == {JOB: (api.JobStatus.PENDING, "NotMaster")}
+        rival.delete_all(own_p4info(bmv2), "admission", "ps_port", "replica", "job", "region")
+        for worker in WORKERS:
+            gradient(bmv2, worker, 0)
+            assert values_of(bmv2.receive(PS)) == [worker] * VALUES
+        bmv2.send(PS, 2, packet(0, [6] * VALUES, 0b111, ack=True))  # the PS, to each worker
+        assert values_of(bmv2.receive(2)) == [6] * VALUES
+        rival.delete_all(own_p4info(bmv2), "l2_forward")
     told = operator.until("", 30)
     assert told.in_sync
-    aggregate(bmv2, 0)
+    aggregate(bmv2, 1)
