@@ -20,7 +20,7 @@ INSERT, MODIFY, DELETE = p4r.Update.INSERT, p4r.Update.MODIFY, p4r.Update.DELETE
 class Controller:
     """The little of a P4Runtime client that tests need: arbitration, pipeline, entries by name, counters."""
 
-    def __init__(self, target: str, p4info: Path, device_config: bytes, cookie: int = 0) -> None:
+    def __init__(self, target: str, p4info: Path, device_config: bytes) -> None:
         """Become master of device 1 and push the pipeline. RuntimeError if another one is master."""
         self.info = text_format.Parse(p4info.read_text(encoding="utf-8"), p4i.P4Info())
         self.channel = grpc.insecure_channel(target)
@@ -40,7 +40,6 @@ class Controller:
         request.election_id.low = 1
         request.config.p4info.CopyFrom(self.info)
         request.config.p4_device_config = device_config
-        request.config.cookie.cookie = cookie
         self.stub.SetForwardingPipelineConfig(request, timeout=RPC_SECONDS)
 
     def outgoing(self) -> Iterator[Any]:

@@ -20,8 +20,6 @@ BUILD = ROOT / "p4" / "build"
 JSON = BUILD / "atp.bmv2.json"
 P4INFO = BUILD / "atp.bmv2.p4info.txtpb"
 ENVIRONMENT = "P4_BMV2"
-AGGREGATORS = 65536
-"""As p4/v1model/atp.p4 declares."""
 STARTED_WITHIN_SECONDS = 60.0
 
 
@@ -55,8 +53,8 @@ def version() -> str:
 class Bmv2Process:
     """A running bmv2 with the committed program: interfaces by port number, P4Runtime on a unix socket."""
 
-    def __init__(self, interfaces: Mapping[int, str], thrift_port: int = 9090, cookie: int = 0) -> None:
-        """Start it in this thread's network namespace and push the program. RuntimeError with its output if it ends."""
+    def __init__(self, interfaces: Mapping[int, str], thrift_port: int = 9090, *, load: bool = True) -> None:
+        """Start it in this network namespace and load the program. RuntimeError with what it said if it fails."""
         self.directory = Path(tempfile.mkdtemp(prefix="atp-bmv2-"))
         self.address = f"unix:{self.directory}/grpc"
         command = [
@@ -67,6 +65,7 @@ class Bmv2Process:
             "--thrift-port",
             str(thrift_port),
         ]
+        command += ["--notifications-addr", f"ipc://{self.directory}/notifications"]
         for number, name in interfaces.items():
             command += ["-i", f"{number}@{name}"]
         command += ["--", "--grpc-server-addr", self.address]
@@ -80,7 +79,8 @@ class Bmv2Process:
                 if self.process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"bmv2 did not start: {self.output()}")
                 time.sleep(0.02)
-            self.controller = Controller(self.address, P4INFO, JSON.read_bytes(), cookie)
+            if load:
+                self.controller = Controller(self.address, P4INFO, JSON.read_bytes())
         except BaseException:
             self.close()
             raise

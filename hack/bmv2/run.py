@@ -23,13 +23,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atp_switch_agent.codec import Codec
-
 from . import network
 from .cluster import NAMESPACE, Cluster
 from .network import Host
-from .p4runtime import INSERT, MODIFY, Match
-from .process import AGGREGATORS, ENVIRONMENT, JSON, P4INFO, ROOT, Bmv2Process, reason_not_to_run
+from .process import ENVIRONMENT, ROOT, Bmv2Process, reason_not_to_run
 
 TRAIN = ROOT / "examples" / "digits" / "train.py"
 RESULT = ROOT / "build" / "demo-bmv2" / "result.json"
@@ -176,18 +173,10 @@ class Processes:
 
 
 def start_bmv2(stack: ExitStack, everyone: Sequence[Host]) -> tuple[list[str], dict[str, int]]:
-    """bmv2 with what is not the agent's: where hosts are, and T. Returns the agent's options and ports by host."""
-    codec = Codec(P4INFO, JSON)
-    # The agent's own cookie: it finds its pipeline running, and leaves it and these entries alone.
-    bmv2 = Bmv2Process({host.number: host.interface for host in everyone}, cookie=codec.cookie)
+    """An empty bmv2: the agent loads the program and says where hosts are. Returns its options and ports by host."""
+    bmv2 = Bmv2Process({host.number: host.interface for host in everyone}, load=False)
     stack.callback(bmv2.close)
-    for host in everyone:
-        match: Match = {"dst_mac": int(host.mac.replace(":", ""), 16)}
-        bmv2.controller.entry(INSERT, "l2_forward", match, "forward", [host.number])
-    bmv2.controller.entry(MODIFY, "stale_time", {}, "set_stale_time", [int(STALE_SECONDS * 1e6)])
-    bmv2.controller.close()
-    options = ["--p4runtime", bmv2.address, "--target", "bmv2", "--aggregators", str(AGGREGATORS), "--values", "62"]
-    options += ["--p4info", str(P4INFO), "--device-config", str(JSON)]
+    options = ["--p4runtime", bmv2.address, "--target", "bmv2", "--stale-ms", str(int(STALE_SECONDS * 1000))]
     return options, {host.name: host.number for host in everyone}
 
 
@@ -304,7 +293,7 @@ async def run(options: Options, stack: ExitStack, folder: Path) -> Result:
         agent_options, ports = start_software(processes, everyone)
     port_file = folder / "ports.json"
     table = {host.address: {"port": ports[host.name], "mac": host.mac} for host in everyone}
-    port_file.write_text(json.dumps({"addresses": table}))
+    port_file.write_text(json.dumps({"ports": sorted(ports.values()), "addresses": table}))
     command = [sys.executable, "-m", "atp_switch_agent", "serve", "--switch-name", SWITCH, "--listen", AGENT]
     command += ["--insecure-loopback", "--health-listen", "127.0.0.1:9562", "--sample-seconds", "1"]
     processes.start("agent", [*command, "--ports", "static", "--port-file", str(port_file), *agent_options])

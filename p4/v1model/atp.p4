@@ -163,6 +163,7 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
     bit<32> old;
     bit<32> still;
     bit<32> seen;
+    bit<32> here;
     bit<48> stamp;
     bit<8> old_mark;
 
@@ -184,17 +185,23 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
         meta.kind = kind;
     }
 
+    /*
+     * An aggregator of the job as it was before its workers changed is a leftover: its workers and those still missing are not the job's
+     * now. It counts as free, for its own job; others wait for T.
+     */
     action key_gradient(bit<8> kind) {
         meta.kind = kind;
         keys.read(old, index);
         times.read(stamp, index);
         missing.read(still, index);
         cover.read(seen, index);
+        present.read(here, index);
         bool own = old == meta.key;
-        /* An aggregator of the job as it was before its workers changed is as good as stale. */
-        bool vacant = old == 0 || meta.now - stamp > meta.stale_time || own && (still | seen) != meta.whole;
-        meta.key_result = own ? (vacant ? 8w8 : 8w2) : (vacant ? 8w4 : 8w1);
+        bool leftover = own && (still | seen) != meta.whole;
+        bool vacant = old == 0 || leftover || meta.now - stamp > meta.stale_time;
+        meta.key_result = own && !leftover ? (vacant ? 8w8 : 8w2) : (vacant ? 8w4 : 8w1);
         keys.write(index, vacant ? meta.key : old);
+        present.write(index, leftover ? 32w0 : here);
     }
 
     action key_resend(bit<8> kind) {
@@ -203,20 +210,27 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
         times.read(stamp, index);
         missing.read(still, index);
         cover.read(seen, index);
+        present.read(here, index);
         bool own = old == meta.key;
-        /* An aggregator of the job as it was before its workers changed is as good as stale. */
-        bool vacant = old == 0 || meta.now - stamp > meta.stale_time || own && (still | seen) != meta.whole;
-        meta.key_result = own ? (vacant ? 8w8 : 8w2) : (vacant ? 8w4 : 8w1);
+        bool leftover = own && (still | seen) != meta.whole;
+        bool vacant = old == 0 || leftover || meta.now - stamp > meta.stale_time;
+        meta.key_result = own && !leftover ? (vacant ? 8w8 : 8w2) : (vacant ? 8w4 : 8w1);
         keys.write(index, own && vacant ? 32w0 : old);
+        present.write(index, leftover ? 32w0 : here);
     }
 
     action key_ack(bit<8> kind) {
         meta.kind = kind;
         keys.read(old, index);
+        missing.read(still, index);
+        cover.read(seen, index);
+        present.read(here, index);
         bool own0 = old == hdr.atp.key;
         bool own1 = old == hdr.atp.key ^ LEVEL_BIT;
-        meta.key_result = own0 ? 8w2 : (own1 ? 8w4 : 8w1);
+        bool leftover = own0 && (still | seen) != meta.full0 || own1 && (still | seen) != meta.full1;
+        meta.key_result = leftover ? 8w1 : (own0 ? 8w2 : (own1 ? 8w4 : 8w1));
         keys.write(index, own0 || own1 ? 32w0 : old);
+        present.write(index, leftover ? 32w0 : here);
     }
 
     /* Tofino's second pass; here an aggregator is released in the first one, see below. */

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from bmv2_switch import PACE, Bmv2Switch
-from conformance.recording import Recording, of_every_job, without_bytes
+from conformance.recording import Recording, of_every_job, path_of, read, without_bytes
+from conformance.switches import Switch
 from conformance.test_vectors import START_MS, Run, prepare
+from p4runtime_tables import P4RuntimeTables
 
 FINE_PACE = 50
 """For vectors with steps a millisecond from T: 25 ms then."""
@@ -78,4 +80,21 @@ def run_on_bmv2(setup: dict[str, Any], vector: dict[str, Any]) -> list[dict[str,
         switch.close()
 
 
-__all__ = ["of_every_job", "reason_to_skip", "run_on_bmv2", "steps"]
+def compared_with_bmv2(
+    open_switch: Callable[[], Switch], name: str, setup: dict[str, Any], vector: dict[str, Any]
+) -> None:
+    """Run a vector on another switch, checking all it says, and that its answers are those that bmv2 gave."""
+    switch = open_switch()
+    try:
+        switch.set_clock(START_MS * 1_000_000)
+        prepare(switch, setup)
+        recording = Recording(switch)
+        for _ in steps(vector, Run(recording, setup, vector)):  # type: ignore[arg-type]
+            if isinstance(switch, P4RuntimeTables):
+                recording.end_of_step(without_bytes(switch.controller.counters()))
+            else:
+                recording.end_of_step(of_every_job(switch.counters))
+        if reason_to_skip(setup, vector) is None:
+            assert recording.steps == read(path_of("bmv2", name))["steps"], "bmv2 answered otherwise"
+    finally:
+        switch.close()
