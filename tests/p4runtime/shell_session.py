@@ -1,21 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-# Run by test_shell.py with the interpreter of .venv-p4shell: python shell_session.py ADDRESS P4INFO
+# Run by test_shell.py with the interpreter of .venv-p4shell: python shell_session.py ADDRESS P4INFO PROGRAM PORT PORT
 # A session of p4runtime-shell as a network engineer would type it; prints what it sees as JSON.
 import json
 import sys
-import tempfile
 
 import p4runtime_sh.shell as sh
 from p4runtime_sh.p4runtime import P4RuntimeWriteException
 
-address, p4info = sys.argv[1:]
-seen = {}
-with tempfile.NamedTemporaryFile() as empty:
-    empty.write(b"atp")
-    empty.flush()
-    sh.setup(
-        device_id=1, grpc_addr=address, election_id=(0, 1), config=sh.FwdPipeConfig(p4info, empty.name), verbose=False
-    )
+address, p4info, program, first_port, second_port = sys.argv[1:]
+seen: dict[str, object] = {}
+sh.setup(device_id=1, grpc_addr=address, election_id=(0, 1), config=sh.FwdPipeConfig(p4info, program), verbose=False)
 try:
     seen["tables"] = sorted(table.name for table in sh.P4Objects(sh.P4Type.table))
 
@@ -33,13 +27,13 @@ try:
     region.insert()
     admission = sh.TableEntry("AtpIngress.admission")(action="AtpIngress.admit")
     admission.match["job_id"] = "3"
-    admission.match["ingress_port"] = "2130706433"
+    admission.match["ingress_port"] = first_port
     admission.match["edge"] = "0"
     admission.match["bitmap"] = "1"
     admission.insert()
     group = sh.MulticastGroupEntry(7)
-    group.add(2130706433, 1)
-    group.add(2130706434, 2)
+    group.add(int(first_port), 1)
+    group.add(int(second_port), 2)
     group.insert()
 
     seen["jobs"] = [
@@ -53,12 +47,22 @@ try:
         if match.HasField("range")
     ]
     seen["groups"] = [
-        [(replica.egress_port, replica.instance) for replica in found.replicas]
+        sorted((replica.egress_port, replica.instance) for replica in found.replicas)
         for found in sh.MulticastGroupEntry(7).read()
     ]
     counter = sh.CounterEntry("AtpIngress.aggregated")
     counter.index = 3
     seen["aggregated"] = [cell.packet_count for cell in counter.read()]
+    counter.packet_count = 17
+    counter.modify()
+    seen["counted"] = [cell.packet_count for cell in counter.read()]
+    every = sh.CounterEntry("AtpIngress.aggregated")
+    seen["cells"] = {cell.index: cell.packet_count for cell in every.read() if cell.packet_count}
+    group.add(int(second_port), 3)
+    group.modify()
+    seen["grown"] = [
+        sorted(replica.instance for replica in found.replicas) for found in sh.MulticastGroupEntry(7).read()
+    ]
     try:
         job.insert()
     except P4RuntimeWriteException as error:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from atp_softswitch import bytestring
 from atp_softswitch.dataplane import AggregatorState, JobConfig, Region, Replica
 from atp_softswitch.device import Device
-from atp_softswitch.errors import Code, DataplaneError, P4RuntimeError
+from atp_softswitch.errors import Code, DataplaneError, Detail, P4RuntimeError
 from atp_softswitch.pipeline import build, contract_path, load_p4info, verify
 
 SCHEMA = fy.P4Schema(contract_path())
@@ -266,6 +266,22 @@ def test_what_the_switch_cannot_hold(device: Device) -> None:
     assert one(device, insert(group(1024, (1, 1)))).code == Code.INVALID_ARGUMENT
     assert one(device, insert(group(7, *((n + 1, 1) for n in range(65))))).code == Code.RESOURCE_EXHAUSTED
     assert one(device, insert(group(7, (1, 1), (1, 1)))).code == Code.INVALID_ARGUMENT
+
+
+def test_ports_that_do_not_exist_are_refused_and_can_be_deleted(memory: Memory) -> None:
+    """A pod's interface may go before its entries do."""
+    gone = {9}
+    device = Device(build(P4INFO), memory, lambda port: f"port {port} does not exist" if port in gone else None)
+    assert codes(device, insert(admission(8, 1)), insert(rewrite(7, 8, 1, 1))) == [Code.OK] * 2
+    for update in (insert(admission(9, 1)), insert(rewrite(7, 9, 1, 1)), insert(group(7, (8, 1), (9, 2)))):
+        refused = one(device, update)
+        assert (refused.code, refused.detail) == (Code.NOT_FOUND, Detail.NO_SUCH_PORT)
+        assert "port 9 does not exist" in refused.message
+    assert "multicast group 7" in refused.message
+    assert not memory.groups.get(7)
+    gone.add(8)
+    assert codes(device, delete(admission(8, 1)), delete(rewrite(7, 8, 1, 1))) == [Code.OK] * 2
+    assert one(device, insert(job(0))).detail == Detail.NONE
 
 
 def test_malformed_entries(device: Device) -> None:

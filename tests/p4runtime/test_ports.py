@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
+import socket
 
 import pytest
 
 from atp_softswitch.errors import DataplaneError
-from atp_softswitch.ports import Link, PortKeeper, Selection
+from atp_softswitch.ports import Link, PortKeeper, Selection, no_interface, no_neighbour
 
 POD = Link(11, "veth1", "veth", True)
 LOCAL_VETH = Link(12, "veth2", "veth", False)
@@ -86,3 +88,12 @@ def test_a_refused_interface_is_tried_again(caplog: pytest.LogCaptureFixture) ->
     hook.errors.clear()
     keeper.reconcile(LINKS)
     assert keeper.missing == [] and hook.attached == {11, 2}
+
+
+def test_ports_that_do_not_exist() -> None:
+    assert no_interface(socket.if_nametoindex("lo")) is None
+    for number in (0, 987_654, 1 << 32):
+        assert f"port {number} does not exist" in str(no_interface(number))
+    assert no_neighbour(int(ipaddress.IPv4Address("10.0.0.7"))) is None
+    for address in ("0.0.0.0", "224.0.0.1", "255.255.255.255"):
+        assert f"no host is {address}" in str(no_neighbour(int(ipaddress.IPv4Address(address))))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from atp_switch_agent.host_veth import ForwardingEntry, HostView, Neighbour, Route
+from atp_switch_agent.host_veth import ForwardingEntry, HostVethPorts, HostView, Neighbour, Route
 from atp_switch_agent.planner import EndpointKey, Port
 from atp_switch_agent.resolver import Unresolved
 
@@ -64,6 +65,15 @@ def test_locate(host: HostView, route: Route | None, port: Port | None, ask: boo
         assert isinstance(answer, Unresolved) and "10.0.0.1" in answer.message
     else:
         assert answer == port
+
+
+def test_an_interface_that_does_not_exist_is_wrong_not_late() -> None:
+    key = EndpointKey("10.0.0.1", port=987_654, mac=5)
+    answer = asyncio.run(HostVethPorts().resolve([key]))[key]
+    assert isinstance(answer, Unresolved) and answer.wrong
+    assert "this host has no interface with that index" in answer.message
+    real = EndpointKey("10.0.0.1", port=socket.if_nametoindex("lo"), mac=5)
+    assert asyncio.run(HostVethPorts().resolve([real]))[real] == Port(real.port, 5)
 
 
 # -- on a host -------------------------------------------------------------------------------------
