@@ -267,6 +267,7 @@ ATP_INLINE void atp_emit_header(const struct atp_aggregator_head *a, struct atp_
 ATP_INLINE void atp_decide(struct atp_aggregator_head *a, struct atp_header *h, const struct atp_admitted *p,
                            uint64_t now_ns, uint64_t stale_ns, uint64_t *c, struct atp_step *step) {
     const uint32_t resend = h->flags & ATP_F_RESEND;
+    const uint32_t repeat = !resend && (h->flags & ATP_F_COLLISION);
     const uint32_t used = a->key != 0;
     const uint32_t stale = used && atp_is_stale(a, now_ns, stale_ns);
     const uint32_t own = a->key == h->key && a->level == p->level;
@@ -308,6 +309,17 @@ ATP_INLINE void atp_decide(struct atp_aggregator_head *a, struct atp_header *h, 
         atp_emit_header(a, h, p->level);
         return;
     }
+    if (repeat && (!own || stale)) {
+        /* Like a resend it never allocates. */
+        if (own) {
+            c[ATP_C_STALE_TAKEOVERS]++;
+            atp_release(a);
+        }
+        c[ATP_C_RESEND_PASSED]++;
+        if (!p->level && p->bits == p->full)
+            h->flags |= ATP_F_EDGE; /* a rack of one is complete without an aggregator: level 1 may lack just this */
+        return;
+    }
     if (!used || stale) {
         c[ATP_C_STALE_TAKEOVERS] += stale;
         c[ATP_C_ALLOCATED]++;
@@ -327,7 +339,8 @@ ATP_INLINE void atp_decide(struct atp_aggregator_head *a, struct atp_header *h, 
         if (h->flags & ATP_F_ECN)
             a->ecn = 1;
         if (a->bitmap & p->bits) {
-            if (!a->complete) {
+            /* All workers repeat what was lost behind the aggregator: one copy of the result is enough. */
+            if (!a->complete || (repeat && !(p->bits & 1))) {
                 c[ATP_C_DUPLICATES]++;
                 step->forward = 0;
                 return;
@@ -340,7 +353,8 @@ ATP_INLINE void atp_decide(struct atp_aggregator_head *a, struct atp_header *h, 
         c[ATP_C_AGGREGATED]++;
         step->op = ATP_VALUES_ADD;
         a->bitmap |= p->bits;
-        a->timestamp_ns = now_ns;
+        if (!repeat)
+            a->timestamp_ns = now_ns;
         a->complete = a->bitmap == p->full;
     }
     if (!a->complete) {
@@ -348,6 +362,7 @@ ATP_INLINE void atp_decide(struct atp_aggregator_head *a, struct atp_header *h, 
         return;
     }
     c[ATP_C_COMPLETED]++;
+    h->flags &= ~ATP_F_COLLISION; /* the first copy of the result, whatever completed it */
     step->load = step->op == ATP_VALUES_ADD; /* a fan-in of 1 carries its own values already */
     atp_emit_header(a, h, p->level);
 }

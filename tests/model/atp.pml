@@ -33,7 +33,12 @@
 #define DUP 0
 #endif
 #ifndef EARLY
-#define EARLY 0 /* resends that a timer or out-of-order ACKs start while packets are still on their way */
+#define EARLY 0 /* resends and repeats that a timer or out-of-order ACKs start while packets are still on their way */
+#endif
+#ifdef REPEATS_ONLY
+#define AGAIN F_COL /* whatever is sent again is repeated, not resent */
+#else
+#define AGAIN F_RES
 #endif
 #ifndef AGE
 #define AGE 0 /* aggregators that become stale (idle for longer than T) at any time */
@@ -172,6 +177,7 @@
 #define N_X 0 /* the PS's ToR */
 #define N_PS 3
 #define IS_SWITCH(d) ((d) < 3)
+#define REPEAT(x) (COL(x) && !RES(x)) /* of a gradient: sent again to add what is missing */
 
 // ---- an aggregator is one int; 0 is free. Value in bits 0-8. ----
 #define A_BITS(g) (((g) >> 9) & 7)
@@ -420,7 +426,43 @@ inline handle_switch() {
 			:: else -> towards_ps(p)
 			fi
 #endif
+#ifdef BUG_REPEAT_ALLOCATES
+		:: REPEAT(p) && own ->
+#else
+		:: REPEAT(p) ->
+#endif
+			if
+			:: own && (g & A_AGED) -> agg[a] = 0
+			:: else
+			fi;
+			if
+			:: own && !(g & A_AGED) && (A_BITS(g) & bits) ->
+				g = g | (ECN(p) -> A_ECN : 0);
+				agg[a] = g;
+				if
+				:: (g & A_COMPLETE) && (bits & 1) -> out_aggregator()
+				:: else
+				fi
+			:: own && !(g & A_AGED) && !(A_BITS(g) & bits) ->
+				add_to_aggregator();
+				agg[a] = g;
+				if
+				:: g & A_COMPLETE ->
+					p = p & ~F_COL; /* the first copy of the result */
+					out_aggregator()
+				:: else
+				fi
+			:: else ->
+				if
+				:: lvl == 0 && bits == whole -> p = p | F_EDGE /* a rack of one is complete */
+				:: else
+				fi;
+				towards_ps(p)
+			fi
 		:: else ->
+#ifdef BUG_REPEAT_ALLOCATES
+			p = p & ~F_COL;
+#endif
 			if
 			:: IS_FREE(g) ->
 				g = A_VALID | (SEQ(p) << 18) | (lvl << 13);
@@ -539,7 +581,7 @@ inline handle_ps() {
 #endif
 	:: else ->
 		if
-		:: COL(p) -> pscol = pscol | (1 << SLOT(c))
+		:: COL(p) && RES(p) -> pscol = pscol | (1 << SLOT(c))
 		:: else
 		fi;
 		cov = (EDGE(p) -> RACKS_COVER(B1(p)) : EXPAND(B0(p), (B1(p) >> 1)));
@@ -551,7 +593,7 @@ inline handle_ps() {
 		r = (c % W) * NW;
 #ifdef BUG_COLLISION_NOT_ADDED
 		if
-		:: COL(p) -> cov = 0
+		:: COL(p) && RES(p) -> cov = 0
 		:: else
 		fi;
 #endif
@@ -718,7 +760,7 @@ inline gradient(flags) {
 	fi;
 #ifdef RAWSEQ
 	if
-	:: ISRAW(c) && ((w_raw >> who) & 1) -> q = (q | F_RAW) & ~F_RES
+	:: ISRAW(c) && ((w_raw >> who) & 1) -> q = (q | F_RAW) & ~(F_RES | F_COL)
 	:: else
 	fi;
 #endif
@@ -767,7 +809,7 @@ inline handle_worker() {
 
 inline resend_oldest() {
 	c = wbase[who];
-	gradient(F_RES)
+	gradient(AGAIN)
 }
 
 inline deliver() {
@@ -916,9 +958,14 @@ init {
 #endif
 		fi;
 		if
-		:: d_step { true -> c = wbase[who]; early--; gradient(F_RES); flush(); who = 0; calm() }
+		:: d_step { true -> c = wbase[who]; early--; gradient(AGAIN); flush(); who = 0; calm() }
 		:: d_step { wbase[who] + 1 < nxt[who] && !(got[who] & 2) ->
-			c = wbase[who] + 1; early--; gradient(F_RES); flush(); who = 0; calm() }
+			c = wbase[who] + 1; early--; gradient(AGAIN); flush(); who = 0; calm() }
+#ifndef REPEATS_ONLY
+		:: d_step { true -> c = wbase[who]; early--; gradient(F_COL); flush(); who = 0; calm() }
+		:: d_step { wbase[who] + 1 < nxt[who] && !(got[who] & 2) ->
+			c = wbase[who] + 1; early--; gradient(F_COL); flush(); who = 0; calm() }
+#endif
 		fi
 	}
 	/* nothing moves any more: timers fire, each worker once before any fires again */

@@ -175,19 +175,22 @@ impl Rtt {
         }
     }
 
-    pub fn sample(&mut self, rtt: Nanos) {
+    /// A round trip. `calm`: ACKs came all the time, so that it tells how long the path takes, queues included.
+    pub fn sample(&mut self, rtt: Nanos, calm: bool) {
         let micros = rtt / 1000;
         let bucket = (64 - micros.leading_zeros()) as usize;
         self.histogram[bucket.min(RTT_BUCKETS - 1)] += 1;
         let r = rtt as f64;
         self.sum += r * 1e-9;
         self.bound(rtt);
-        if self.recent_count == RECENT {
-            self.recent = [Nanos::MAX, self.recent[0]];
-            self.recent_count = 0;
+        if calm {
+            if self.recent_count == RECENT {
+                self.recent = [Nanos::MAX, self.recent[0]];
+                self.recent_count = 0;
+            }
+            self.recent_count += 1;
+            self.recent[0] = self.recent[0].min(rtt);
         }
-        self.recent_count += 1;
-        self.recent[0] = self.recent[0].min(rtt);
         match self.smoothed {
             None => {
                 self.smoothed = Some(r);
@@ -208,9 +211,22 @@ impl Rtt {
         recent != Nanos::MAX && self.minimum.is_some_and(|m| recent > m + (m / 2).max(QUEUE_SLACK))
     }
 
+    /// The ACK of a packet that was sent more than once came `took` after the last time: which of them it answers is not
+    /// known, so short times say nothing. Without this a worker whose packets are all resent would never learn that the
+    /// path is faster than its first, perhaps very late, answer.
+    pub fn ambiguous(&mut self, took: Nanos) {
+        self.bound(took.max(self.min_rto / 4));
+    }
+
     /// The path takes at most `rtt`: a notice came so soon after the packet that caused it.
     pub fn bound(&mut self, rtt: Nanos) {
         self.minimum = Some(self.minimum.map_or(rtt, |m| m.min(rtt)));
+    }
+
+    /// 0 before the first sample.
+    #[must_use]
+    pub fn smoothed(&self) -> Nanos {
+        self.smoothed.unwrap_or(0.0) as Nanos
     }
 
     /// Seconds, 0 before the first sample.
@@ -235,6 +251,16 @@ impl Rtt {
             Some(s) => ((s + 4.0 * self.variation) as Nanos).min(PATIENCE * self.minimum_or_zero()),
         };
         (base.max(self.min_rto) << backoff.min(16)).min(self.max_rto)
+    }
+
+    /// How long to wait for any ACK before the oldest packets are repeated, after `probes` such waits in a row; `None`
+    /// before the first sample.
+    #[must_use]
+    pub fn probe(&self, probes: u32) -> Option<Nanos> {
+        let minimum = self.minimum?;
+        let s = self.smoothed.unwrap_or(minimum as f64);
+        let usual = (s + 4.0 * self.variation).clamp(1.5 * s, 2.0 * s) as Nanos;
+        Some(usual.min(PATIENCE * minimum) << probes.min(16))
     }
 
     /// How long ACKs of older packets may lag behind a newer one before they count as lost.
@@ -343,7 +369,7 @@ mod tests {
         let mut r = Rtt::new(4_000_000, 1_000_000_000);
         assert_eq!(r.rto(0), 20_000_000);
         for _ in 0..50 {
-            r.sample(1_000_000);
+            r.sample(1_000_000, true);
         }
         assert_eq!(r.rto(0), 4_000_000);
         assert_eq!(r.rto(3), 32_000_000);
@@ -389,12 +415,12 @@ mod tests {
         let mut r = Rtt::new(4_000_000, 1_000_000_000);
         for i in 0..100 {
             // A straggler makes most round trips long, not all.
-            r.sample(if i % 4 == 0 { 20_000 } else { 5_000_000 });
+            r.sample(if i % 4 == 0 { 20_000 } else { 5_000_000 }, true);
             assert!(!r.queues());
         }
-        (0..2 * RECENT).for_each(|_| r.sample(80_000));
+        (0..2 * RECENT).for_each(|_| r.sample(80_000, true));
         assert!(r.queues());
-        (0..2 * RECENT).for_each(|_| r.sample(25_000));
+        (0..2 * RECENT).for_each(|_| r.sample(25_000, true));
         assert!(!r.queues());
     }
 }

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The index table: slot = sequence mod P, aggregatorIndex = hash(job, slot) in the job's concatenated regions.
 
+use std::collections::HashMap;
+
 use crate::config::Config;
+
+/// Random candidates for a new index.
+const CANDIDATES: usize = 16;
 
 /// SplitMix64 (Steele et al., OOPSLA '14): a full-period mixer.
 #[must_use]
@@ -25,6 +30,8 @@ pub struct IndexTable {
     /// First sequence for which the slot's entry is in force.
     since: Vec<u64>,
     picks: u64,
+    /// Slots of each aggregatorIndex in use; made at the first pick.
+    users: Option<HashMap<u16, Vec<u32>>>,
 }
 
 impl IndexTable {
@@ -46,7 +53,7 @@ impl IndexTable {
         let slots: Vec<u16> =
             (0..u64::from(config.slots)).map(|slot| pool[((slot * stride + seed % total) % total) as usize]).collect();
         let since = vec![0; slots.len()];
-        Self { pool, slots, since, picks: seed }
+        Self { pool, slots, since, picks: seed, users: None }
     }
 
     /// For comparisons: slot mod region, as SwitchML has it. All jobs of a region meet at the same indexes.
@@ -79,23 +86,51 @@ impl IndexTable {
             return false;
         }
         self.since[slot] = since;
-        let changed = self.slots[slot] != index;
-        self.slots[slot] = index;
-        changed
+        let old = std::mem::replace(&mut self.slots[slot], index);
+        if old == index {
+            return false;
+        }
+        if let Some(users) = &mut self.users {
+            users.entry(old).or_default().retain(|s| *s as usize != slot);
+            users.entry(index).or_default().push(slot as u32);
+        }
+        true
     }
 
-    /// Parameter server: a new aggregatorIndex for the slot of `seq`, preferably one that none of the job's slots uses.
+    /// Parameter server: a new aggregatorIndex for the slot of `seq`. Of some at random the one that the job's own slots use
+    /// least near this slot: sequences that are far apart are not in flight together.
     pub fn pick(&mut self, seq: u64) -> u16 {
-        let current = self.get(seq);
-        let mut candidate = current;
-        for _ in 0..16 {
+        let slot = self.slot(seq);
+        let current = self.slots[slot];
+        let total = self.slots.len();
+        let slots = &self.slots;
+        let users = self.users.get_or_insert_with(|| {
+            let mut users: HashMap<u16, Vec<u32>> = HashMap::new();
+            for (slot, index) in slots.iter().enumerate() {
+                users.entry(*index).or_default().push(slot as u32);
+            }
+            users
+        });
+        let mut best = (current, 0);
+        for _ in 0..CANDIDATES {
             self.picks = self.picks.wrapping_add(1);
-            candidate = self.pool[(mix(self.picks) % self.pool.len() as u64) as usize];
-            if candidate != current && (self.pool.len() <= self.slots.len() || !self.slots.contains(&candidate)) {
+            let candidate = self.pool[(mix(self.picks) % self.pool.len() as u64) as usize];
+            if candidate == current {
+                continue;
+            }
+            let nearest = users.get(&candidate).into_iter().flatten().map(|user| {
+                let apart = slot.abs_diff(*user as usize);
+                apart.min(total - apart)
+            });
+            let distance = nearest.min().unwrap_or(total);
+            if distance > best.1 {
+                best = (candidate, distance);
+            }
+            if distance == total {
                 break;
             }
         }
-        candidate
+        best.0
     }
 
     /// Number of distinct aggregators of the job.
@@ -145,6 +180,19 @@ mod tests {
         assert!(table.announce(13, 44));
         assert!(!table.announce(3, old), "a late ACK");
         assert_eq!(table.get(23), 44);
+    }
+
+    #[test]
+    fn a_new_index_is_far_from_its_other_users() {
+        let mut table = IndexTable::new(&config(1, (64, 64), 1024));
+        for seq in 0..4096u64 {
+            let index = table.pick(seq);
+            assert_ne!(index, table.get(seq));
+            table.announce(seq, index);
+            let slot = seq % 1024;
+            let near = (1..16).filter(|d| table.get(slot + d) == index || table.get(slot + 1024 - d) == index).count();
+            assert_eq!(near, 0, "sequence {seq}");
+        }
     }
 
     #[test]

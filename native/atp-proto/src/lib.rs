@@ -11,6 +11,7 @@ pub mod config;
 pub mod congestion;
 pub mod coverage;
 pub mod fixed;
+mod gradient;
 pub mod index;
 pub mod op;
 pub mod seq;

@@ -23,10 +23,10 @@ const NUDGE_WAIT_MAX: Nanos = 200_000_000;
 const NOTICE_AFTER: Nanos = 200_000;
 /// One sequence is answered to the group again at most this often.
 const GROUP_REPEAT: Nanos = 500_000;
-/// Group ACKs in a row that others than the representative had to ask for again, before the group path counts as broken,
-/// and the least time between the first and the last of these questions.
+/// Group ACKs in a row that half of the workers, but not the representative, had to ask for again, before the group path
+/// counts as broken, and the least time between the first and the last of these questions.
 const GROUP_SUSPICION: u32 = 16;
-const GROUP_SUSPICION_TIME: Nanos = 3_000_000;
+const GROUP_SUSPICION_TIME: Nanos = 1_000_000;
 /// How long ACKs go to each worker before the group path is tried again; doubled at each failure.
 const GROUP_RETRY: Nanos = 1_000_000_000;
 const GROUP_RETRY_MAX: Nanos = 64_000_000_000;
@@ -79,7 +79,8 @@ struct Entry {
     new_index: Option<u16>,
     /// Went to the group, so that others than the representative depend on a switch.
     to_group: bool,
-    /// When somebody else than the representative first asked again.
+    /// Others than the representative that asked again, and when they were half of all.
+    asked: Vec<u16>,
     asked_at: Option<Nanos>,
     repeated_at: Option<Nanos>,
     /// Missing ranks are told again from this time on, and the wait after that.
@@ -103,6 +104,7 @@ impl Entry {
             index: None,
             new_index: None,
             to_group: false,
+            asked: Vec::new(),
             asked_at: None,
             repeated_at: None,
             opened_at: 0,
@@ -384,8 +386,8 @@ impl ParameterServer {
         }
     }
 
-    /// Somebody asked again for every one of the last group ACKs up to `seq`, and not all at once. Losses hit some
-    /// sequences, or many in a burst; a switch that does not replicate misses all, and time-outs tell it one by one.
+    /// Half of the workers asked again for every one of the last group ACKs up to `seq`, and not all at once. Losses hit some
+    /// sequences, or many in a burst; a switch that does not replicate misses all, and repeats tell it a few at a time.
     fn group_seems_broken(&self, seq: u64, now: Nanos) -> bool {
         let mask = self.ring.len() as u64 - 1;
         let mut first = now;
@@ -407,8 +409,14 @@ impl ParameterServer {
         if rank == self.representative && self.config.switch.is_none() {
             return;
         }
+        // With many workers somebody misses nearly every ACK by chance, and to answer those costs less than an ACK to each.
+        let half = (self.config.workers.len() / 2).max(1);
         let entry = self.entry(seq);
-        if !entry.to_group || entry.asked_at.is_some() {
+        if !entry.to_group || entry.asked_at.is_some() || entry.asked.contains(&rank) {
+            return;
+        }
+        entry.asked.push(rank);
+        if entry.asked.len() < half {
             return;
         }
         entry.asked_at = Some(now);
@@ -433,18 +441,19 @@ impl ParameterServer {
     }
 
     /// A packet of an answered sequence: the ACK was lost on the way to somebody.
-    fn answer_again(&mut self, seq: u64, coverage: &Coverage, from_switch: bool, now: Nanos) {
+    fn answer_again(&mut self, seq: u64, coverage: &Coverage, from_switch: bool, repeat: bool, now: Nanos) {
         self.counters.reanswers += 1;
         self.counters.retransmits += 1;
         let rank = self.topology.ranks(coverage).next().unwrap_or(0);
         let entry = self.entry(seq);
-        if coverage.count() == 1 && (!from_switch || entry.state == State::AnsweredRaw) {
+        if coverage.count() == 1 && (!from_switch || repeat || entry.state == State::AnsweredRaw) {
             self.queue.push_back((What::Repeat, To::One(rank), seq));
             self.suspect_group(seq, rank, now);
             return;
         }
-        // A switch still holds the sequence: the whole group gets the ACK, which releases the aggregator.
-        if entry.repeated_at.is_some_and(|at| now < at + GROUP_REPEAT) {
+        // A switch still holds the sequence: the whole group gets the ACK, which releases the aggregator. Of all workers'
+        // repeats it lets one through a round trip; of resends it lets all.
+        if !repeat && entry.repeated_at.is_some_and(|at| now < at + GROUP_REPEAT) {
             return;
         }
         entry.repeated_at = Some(now);
@@ -667,7 +676,7 @@ impl Endpoint for ParameterServer {
             return;
         }
         self.counters.gradient_packets += 1;
-        if h.collision {
+        if h.has_collided() {
             self.counters.collisions += 1;
         }
         let mask = self.ring.len() as u64 - 1;
@@ -690,7 +699,7 @@ impl Endpoint for ParameterServer {
         let expected = self.table.get(seq);
         let entry = &mut self.ring[(seq & mask) as usize];
         if matches!(entry.state, State::Answered | State::AnsweredRaw) {
-            self.answer_again(seq, &coverage, from_switch, now);
+            self.answer_again(seq, &coverage, from_switch, h.is_repeat(), now);
             return;
         }
         entry.ecn |= h.ecn | ce;
@@ -704,11 +713,11 @@ impl Endpoint for ParameterServer {
             }
         } else {
             // A worker whose index table went astray is told like after a collision.
-            entry.collision |= h.collision || h.aggregator_index != expected;
+            entry.collision |= h.has_collided() || h.aggregator_index != expected;
             entry.index.get_or_insert(h.aggregator_index);
             if entry.state == State::Raw {
                 // The request did not reach it.
-                if h.resend && !h.collision {
+                if h.resend != h.collision {
                     for rank in self.topology.ranks(&coverage) {
                         self.queue.push_back((What::Request, To::One(rank), seq));
                     }

@@ -26,7 +26,7 @@ counters! {
     gradient_packets,
     /// Results, received by a worker or sent by the parameter server.
     ack_packets,
-    retransmits, timeouts, fast_retransmits, needless_retransmits, ecn_marks, window_cuts,
+    retransmits, timeouts, probes, fast_retransmits, needless_retransmits, ecn_marks, window_cuts,
     /// Parameter server: packets with collision=1. Worker: announced index changes.
     collisions,
     /// Worker gradients that reached the parameter server inside a switch's sum.

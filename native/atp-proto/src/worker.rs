@@ -23,6 +23,10 @@ const RELAY_RETRY: Nanos = 1_000_000_000;
 const RELAY_RETRY_MAX: Nanos = 64_000_000_000;
 /// Resent sequences that are remembered, to recognise needless resends.
 const RESENT_KEPT: usize = 64;
+/// Oldest packets that are repeated when no ACK comes any more.
+const PROBES: usize = 8;
+/// Packets found lost by newer ACKs so many times are resent, not repeated: what a repeat cannot mend, a resend does.
+const REPEATS: u32 = 3;
 
 /// An all-reduce to run.
 pub struct Submission {
@@ -60,6 +64,10 @@ struct Flight {
     lost: bool,
     /// Resent because newer packets were acknowledged.
     fast: bool,
+    /// How often that was.
+    fast_count: u32,
+    /// The next transmission must empty the switch of this sequence, not only add to it.
+    flush: bool,
 }
 
 const FREE: Flight = Flight {
@@ -73,6 +81,8 @@ const FREE: Flight = Flight {
     raw: false,
     lost: false,
     fast: false,
+    fast_count: 0,
+    flush: false,
 };
 
 struct Early {
@@ -161,6 +171,10 @@ pub struct Worker {
     direct_wait: Nanos,
     rto_at: Option<Nanos>,
     backoff: u32,
+    /// When the oldest packets are repeated, if no ACK comes before, and how often that was since the last ACK.
+    probe_at: Option<Nanos>,
+    probes: u32,
+    probed_at: Nanos,
     progress_at: Nanos,
     notice: Option<Notice>,
     /// Tells this start of the worker from others under the same identity.
@@ -202,6 +216,14 @@ impl Worker {
             config.max_window
         };
         let first = config.first_sequence;
+        // Lost packets hold back the oldest sequence, not the window: up to P may be open. More than the job has aggregators
+        // would collide with its own.
+        let aggregators = table.pool_size() as u64;
+        let span = match config.mode {
+            Mode::Reserved => u64::from(config.slots).min(aggregators),
+            Mode::Shared => u64::from(config.slots).min(aggregators.max(u64::from(max_window))),
+            Mode::HostOnly => u64::from(config.slots),
+        };
         Ok(Self {
             me,
             fan_in,
@@ -214,8 +236,8 @@ impl Worker {
             base: first,
             next_seq: first,
             gap: None,
-            ring: vec![FREE; (config.max_window as usize).next_power_of_two()],
-            span: u64::from(max_window),
+            ring: vec![FREE; (config.slots as usize).next_power_of_two()],
+            span,
             in_flight: 0,
             transmissions: 0,
             sent: VecDeque::new(),
@@ -239,6 +261,9 @@ impl Worker {
             direct_wait: RELAY_RETRY,
             rto_at: None,
             backoff: 0,
+            probe_at: None,
+            probes: 0,
+            probed_at: 0,
             progress_at: 0,
             notice: None,
             incarnation: 0,
@@ -364,6 +389,7 @@ impl Worker {
         if self.base == self.next_seq {
             self.lag = None;
             self.rto_at = None;
+            self.probe_at = None;
             self.sent.clear();
             self.resend.clear();
             self.passed = 0;
@@ -422,6 +448,8 @@ impl Worker {
         flight.sent_at = now;
         flight.sends += 1;
         flight.lost = false;
+        let flush = resent && (flight.flush || flight.raw);
+        flight.flush = false;
         let header = Header {
             job_id: self.config.job_id,
             sequence: seq::wrap(seq),
@@ -430,7 +458,8 @@ impl Worker {
             fan_in_degree0: self.fan_in.0,
             fan_in_degree1: self.fan_in.1,
             edge_switch_identifier: self.me.edge,
-            resend: resent,
+            resend: flush,
+            collision: resent && !flush,
             raw_float: flight.raw,
             aggregator_index: if flight.raw { raw_type } else { flight.index },
             ..Header::default()
@@ -445,6 +474,9 @@ impl Worker {
         self.counters.retransmits += u64::from(resent);
         if self.rto_at.is_none() {
             self.rto_at = Some(now + self.rtt.rto(self.backoff));
+        }
+        if self.probe_at.is_none() {
+            self.arm_probe(now);
         }
         let to = match self.config.switch {
             Some(switch) if !flight.raw && now >= self.direct_until => switch,
@@ -470,7 +502,10 @@ impl Worker {
     fn mark_fast(&mut self, seq: u64, now: Nanos) {
         if let Some(sent_at) = self.mark_lost(seq, true) {
             self.counters.fast_retransmits += 1;
-            let congested = self.judge.on_loss(self.rtt.queues(), self.rtt.reordering_window(), now);
+            let flight = self.flight(seq);
+            flight.fast_count += 1;
+            flight.flush = flight.fast_count > REPEATS;
+            let congested = self.judge.on_loss(self.rtt.queues(), self.rtt.smoothed(), now);
             if congested && self.window.on_congestion(sent_at, now) {
                 self.counters.window_cuts += 1;
             }
@@ -496,6 +531,32 @@ impl Worker {
         if self.sent.is_empty() {
             self.passed = 0;
         }
+    }
+
+    /// Set the time of the next repeat, if it comes before the time-out.
+    fn arm_probe(&mut self, now: Nanos) {
+        let at = if self.timeouts_only { None } else { self.rtt.probe(self.probes).map(|wait| now + wait) };
+        self.probe_at = at.filter(|at| self.rto_at.is_none_or(|rto| *at < rto));
+    }
+
+    /// No ACK for longer than a round trip takes: newer ACKs cannot show what was lost, because nothing newer is on its way
+    /// or all of it was lost. Repeat the oldest packets (as the tail loss probe of RFC 8985 does). A repeat breaks no
+    /// aggregation, so it costs little when the wait is for a slow worker.
+    fn probe(&mut self, now: Nanos) {
+        let mut left = PROBES;
+        for seq in self.base..self.next_seq {
+            if left == 0 {
+                break;
+            }
+            if self.mark_lost(seq, false).is_some() {
+                left -= 1;
+                self.forced += 1;
+            }
+        }
+        self.counters.probes += 1;
+        self.probes += 1;
+        self.probed_at = now;
+        self.arm_probe(now);
     }
 
     /// `timeouts_only`: the packet that has waited longest, and when its time is over.
@@ -524,8 +585,10 @@ impl Worker {
         let took = now.saturating_sub(flight.sent_at);
         let needless = flight.fast
             && if flight.lost { flight.sends == 1 } else { flight.sends == 2 && took < self.rtt.minimum_or_zero() };
-        if flight.sends == 1 && !flight.lost {
-            self.rtt.sample(took);
+        if flight.sends > 1 {
+            self.rtt.ambiguous(took);
+        } else if !flight.lost {
+            self.rtt.sample(took, flight.sent_at >= self.probed_at);
         }
         if needless {
             self.counters.needless_retransmits += u64::from(!flight.lost);
@@ -578,7 +641,13 @@ impl Worker {
         self.backoff = 0;
         self.progress_at = now;
         self.trust_relay(now);
-        self.rto_at = (self.base < self.next_seq).then(|| now + self.rtt.rto(0));
+        self.probes = 0;
+        self.probe_at = None;
+        self.rto_at = None;
+        if self.base < self.next_seq {
+            self.rto_at = Some(now + self.rtt.rto(0));
+            self.arm_probe(now);
+        }
         Some(flight.op)
     }
 
@@ -788,7 +857,7 @@ impl Endpoint for Worker {
         if self.timeouts_only {
             return [self.oldest_timeout().map(|t| t.1), stall].into_iter().flatten().min();
         }
-        [self.rto_at, self.lag.map(|l| l.1), stall].into_iter().flatten().min()
+        [self.probe_at, self.rto_at, self.lag.map(|l| l.1), stall].into_iter().flatten().min()
     }
 
     fn handle_timeout(&mut self, now: Nanos) {
@@ -804,6 +873,8 @@ impl Endpoint for Worker {
                 self.counters.timeouts += 1;
                 self.sent.pop_front();
                 self.mark_lost(seq, false);
+                let flight = self.flight(seq);
+                flight.flush = flight.sends > 1;
             }
             return;
         }
@@ -818,6 +889,9 @@ impl Endpoint for Worker {
                 }
             }
         }
+        if self.probe_at.is_some_and(|at| now >= at) {
+            self.probe(now);
+        }
         if self.rto_at.is_some_and(|at| now >= at) {
             self.counters.timeouts += 1;
             self.window.on_timeout(now);
@@ -831,7 +905,8 @@ impl Endpoint for Worker {
                 self.resend.retain(|s| *s != base);
             }
             self.resend.push_front(base);
-            self.forced = 1;
+            self.flight(base).flush = true;
+            self.forced = self.forced.max(1);
             self.backoff += 1;
             self.suspect_relay(now);
             // Workers that time out together must not do so again: the same queue would drop the same packets each time.

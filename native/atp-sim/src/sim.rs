@@ -369,8 +369,35 @@ impl Sim {
 
     /// Run until all jobs have ended or `limit` is reached.
     pub fn run(&mut self, limit: Nanos) {
+        self.advance(limit);
+        for i in 0..self.jobs.len() {
+            let job = &self.jobs[i];
+            if matches!(job.state, JobState::Done | JobState::Failed) {
+                continue;
+            }
+            let text = format!(
+                "job {i} ({:?}) {:?} in epoch {}: ranks have completed {:?} of {} operations",
+                job.spec.mode,
+                job.state,
+                job.epoch,
+                job.completed,
+                job.spec.ops.len()
+            );
+            self.violate("stuck", text);
+        }
+    }
+
+    /// Jobs that have not ended.
+    #[must_use]
+    pub fn open_jobs(&self) -> usize {
+        self.open_jobs
+    }
+
+    /// Let time pass until `limit` or until every job has ended.
+    pub fn advance(&mut self, limit: Nanos) {
         while let Some((at, due)) = self.net.queue.pop() {
             if at > limit {
+                self.net.queue.push(at, due);
                 self.net.now = limit;
                 break;
             }
@@ -409,21 +436,6 @@ impl Sim {
             }
         }
         self.ended = self.net.now;
-        for i in 0..self.jobs.len() {
-            let job = &self.jobs[i];
-            if matches!(job.state, JobState::Done | JobState::Failed) {
-                continue;
-            }
-            let text = format!(
-                "job {i} ({:?}) {:?} in epoch {}: ranks have completed {:?} of {} operations",
-                job.spec.mode,
-                job.state,
-                job.epoch,
-                job.completed,
-                job.spec.ops.len()
-            );
-            self.violate("stuck", text);
-        }
     }
 
     fn trace_sent(&mut self, link: u32, id: u32) {
@@ -649,7 +661,7 @@ impl Sim {
         let max = f64::from(config.max_window);
         self.peak_window = self.peak_window.max(s.window);
         let bad = !(s.window >= 2.0f64.min(max) && s.window <= max)
-            || s.open_sequences > u64::from(config.max_window)
+            || s.open_sequences > u64::from(config.slots)
             || s.in_flight > s.open_sequences;
         if bad {
             let text = format!(

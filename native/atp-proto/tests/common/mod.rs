@@ -163,6 +163,14 @@ impl Switch {
             self.aggregators.remove(&index);
             return out;
         }
+        let repeat = h.is_repeat();
+        if repeat && self.aggregators.get(&index).is_none_or(|a| a.key != Some(key)) {
+            // It never allocates; of a rack of one it is the whole rack all the same.
+            h.edge_switch_identifier |= bits == full;
+            let mut out = h.pack().to_vec();
+            out.extend_from_slice(&packet[HEADER_BYTES..]);
+            return Some(out);
+        }
         match self.aggregators.get_mut(&index) {
             None => {
                 let a = Aggregator { key: Some(key), bitmap: bits, full, values: values(packet), ecn: h.ecn, at: now };
@@ -181,15 +189,18 @@ impl Switch {
             }
             Some(a) if a.bitmap & bits != 0 => {
                 a.ecn |= h.ecn;
-                if complete(a) { emit(a, h) } else { None }
+                if complete(a) && (!repeat || bits & 1 == 1) { emit(a, h) } else { None }
             }
             Some(a) => {
                 a.values.iter_mut().zip(values(packet)).for_each(|(s, v)| *s = sticky_add(*s, v));
                 a.bitmap |= bits;
                 a.ecn |= h.ecn;
-                a.at = now;
+                if !repeat {
+                    a.at = now;
+                }
                 if complete(a) {
                     self.completed += 1;
+                    h.collision = false;
                     emit(a, h)
                 } else {
                     None
