@@ -192,6 +192,15 @@ class Codec:
                 entities.append(p4r.Entity(table_entry=p4r.TableEntry(table_id=table_id, is_default_action=True)))
         return [*entities, _every_group()] if L2 in tables else entities
 
+    def counter_reads(self, job_ids: Iterable[int]) -> list[p4r.Entity]:
+        """What reads the counters of jobs.
+
+        Tofino's `events` whole: its server syncs an array with the chip at each read, which a read a cell repeats.
+        """
+        if self._events is None:
+            return [cell for job_id in job_ids for cell in self.counter_cells(job_id)]
+        return [p4r.Entity(counter_entry=p4r.CounterEntry(counter_id=counter_id)) for counter_id in self.counters]
+
     def counter_cells(self, job_id: int, *, reset: bool = False) -> list[p4r.Entity]:
         """The counters of one job, to read or to set to zero."""
         cells = []

@@ -476,8 +476,7 @@ class Driver:
         """Counters of each job by name."""
         codec = self._pipeline()
         job_ids = list(job_ids)
-        cells = [cell for job_id in job_ids for cell in codec.counter_cells(job_id)]
-        counted = codec.tally(await self._read(cells))
+        counted = codec.tally(await self._read(codec.counter_reads(job_ids)))
         return {job_id: counted.get(job_id, {}) for job_id in job_ids}
 
     async def occupancy(self, job_ids: Iterable[int]) -> dict[int, int] | None:

@@ -170,6 +170,9 @@ def test_counters_from_events() -> None:
     # ALLOCATED 10, TAKEOVER 100, ALLOCATED_DONE 1,000, TAKEOVER_DONE 10,000, ADDED 10^5, COMPLETED 10^6, COLLISION 10^7
     assert (told[7]["allocated"], told[7]["aggregated"], told[7]["completed"]) == (11_110, 1_111_110, 1_011_000)
     assert (told[7]["collisions"], told[7]["stale_takeovers"], told[7]["bytes_in"]) == (10**7, 10_100, 4321)
+    # Tofino's arrays are read whole, the others cell by cell.
+    assert [cell.counter_entry.HasField("index") for cell in codec.counter_reads((0, 7))] == [False] * 3
+    assert len(BMV2.counter_reads((0, 7))) == 2 * len(BMV2.counters)
     reset = [cell.counter_entry for cell in codec.counter_cells(7, reset=True)]
     assert len(reset) == len(cells) and all(cell.HasField("data") for cell in reset)
 
