@@ -18,6 +18,7 @@ def parse() -> Options:
     parser.add_argument("--workers", type=int, default=default.workers)
     parser.add_argument("--epochs", type=int, default=default.epochs)
     parser.add_argument("--batch", type=int, default=default.batch, help="images of one rank in one step")
+    parser.add_argument("--lr", type=float, default=default.lr)
     parser.add_argument(
         "--aggregators", type=int, default=default.aggregators, help="aggregators that the job asks for"
     )
@@ -27,7 +28,14 @@ def parse() -> Options:
     if not 1 <= given.workers <= 32:
         parser.error("--workers must be 1..32: they are one rack")
     return Options(
-        given.switch, given.workers, given.epochs, given.batch, given.aggregators, not given.no_check_sum, given.result
+        switch=given.switch,
+        workers=given.workers,
+        epochs=given.epochs,
+        batch=given.batch,
+        lr=given.lr,
+        aggregators=given.aggregators,
+        check_sum=not given.no_check_sum,
+        result=given.result,
     )
 
 

@@ -315,6 +315,7 @@ class TableSwitch:
             int(admitted),
             int(on_way),
             h.resend,
+            h.collision,
             h.bitmap0,
             full[0],
             full[1],
@@ -336,10 +337,11 @@ class TableSwitch:
             meta.kind, meta.key_result, meta.missing_result, meta.present, meta.cover_result
         )
         values = self.run_values(s, values, op)
-        if op == self.codes["OP_WRITE"] or (op == self.codes["OP_ADD"] and out != self.codes["OUT_CARRY_FREE"]):
+        gradient = meta.kind in (self.codes["K_GRAD0"], self.codes["K_GRAD1"])
+        if op == self.codes["OP_WRITE"] or (op == self.codes["OP_ADD"] and gradient):
             s.stamp_ns = self.now_ns
             self.seen[index] = level, h.sequence
-        edit, _ = self.tables["emission"].apply(meta.kind, verdict)
+        edit, _ = self.tables["emission"].apply(meta.kind, verdict, meta.needed)
         return verdict, op, out, self.edit(edit, h, meta), values, meta.cover
 
     def run_values(self, s: State, values: list[int], op: int) -> list[int]:
@@ -359,6 +361,12 @@ class TableSwitch:
     def edit(self, action: str, h: Header, meta: Meta) -> Header:
         if action == "emit_rack":
             return replace(h, bitmap0=meta.cover, ecn=meta.mark, edge_switch_identifier=1)
+        if action == "emit_first_rack":
+            return replace(h, bitmap0=meta.cover, ecn=meta.mark, edge_switch_identifier=1, collision=0)
+        if action == "emit_first_racks":
+            return replace(h, bitmap1=meta.cover, ecn=meta.mark, edge_switch_identifier=1, collision=0)
+        if action == "emit_whole":
+            return replace(h, ecn=meta.ecn, edge_switch_identifier=1)
         if action == "emit_part_of_rack":
             return replace(h, bitmap0=meta.cover, ecn=meta.mark)
         if action == "emit_racks":
