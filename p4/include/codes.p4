@@ -24,9 +24,12 @@
 #define K_INDEX 14
 #define K_BIT 15
 #define K_TRANSIT 16
+#define K_REPEAT0 18   /* sent again to add what is missing: allocates, empties and releases nothing */
+#define K_REPEAT1 19
 /* Either level. */
 #define K_GRAD K_GRAD0 &&& 0xFE
 #define K_RESEND K_RESEND0 &&& 0xFE
+#define K_REPEAT K_REPEAT0 &&& 0xFE
 /* For the group or for one. */
 #define K_ANY_ACK K_ACK &&& 0xFE
 

@@ -3,6 +3,7 @@
  * Steps 8 and 9 of docs/protocol.md as one table over what the registers said. `present` is what the packet's bits and the
  * aggregator's have in common (when the aggregator was taken: what a stale owner left in it).
  */
+#define BIT_0 1 &&& 1
     action decide(bit<8> verdict, bit<8> op, bit<8> out_) {
         meta.verdict = verdict;
         meta.op = op;
@@ -34,6 +35,13 @@
             (K_GRAD, KEY_OWN, MISSING_MORE, ZERO, ANY) : decide(V_ADDED, OP_ADD, OUT_DROP);
             (K_GRAD, KEY_OWN, MISSING_NONE, ANY, ANY) : decide(V_REEMITTED, OP_READ, OUT_CARRY_KEEP);
             (K_GRAD, KEY_OWN, ANY, ANY, ANY) : decide(V_DUPLICATE, OP_NONE, OUT_DROP);
+            /* repeats: the result, which all workers ask for, goes out once, for bit 0 */
+            (K_REPEAT, KEY_OWN_STALE, ANY, ANY, ANY) : decide(V_RESEND_STALE, OP_NONE, OUT_FORWARD);
+            (K_REPEAT, KEY_OWN, MISSING_THIS, ZERO, ANY) : decide(V_COMPLETED, OP_ADD, OUT_CARRY_KEEP);
+            (K_REPEAT, KEY_OWN, MISSING_MORE, ZERO, ANY) : decide(V_ADDED, OP_ADD, OUT_DROP);
+            (K_REPEAT, KEY_OWN, MISSING_NONE, BIT_0, ANY) : decide(V_REEMITTED, OP_READ, OUT_CARRY_KEEP);
+            (K_REPEAT, KEY_OWN, ANY, ANY, ANY) : decide(V_DUPLICATE, OP_NONE, OUT_DROP);
+            (K_REPEAT, ANY, ANY, ANY, ANY) : decide(V_RESEND_PASSED, OP_NONE, OUT_FORWARD);
             /* resends */
             (K_RESEND, KEY_OWN_STALE, ANY, ANY, ANY) : decide(V_RESEND_STALE, OP_NONE, OUT_FORWARD);
             (K_RESEND, KEY_OWN, MISSING_NONE, ANY, ANY) : decide(V_REEMITTED, OP_READ, OUT_CARRY_KEEP);

@@ -12,6 +12,7 @@
             (K_GRAD, KEY_VACANT) : missing_take();
             (K_GRAD, KEY_OWN_STALE) : missing_take();
             (K_GRAD, KEY_OWN) : missing_add();
+            (K_REPEAT, KEY_OWN) : missing_add();
             (K_RESEND0, KEY_OWN) : missing_add();
             (K_RESEND1, KEY_OWN) : missing_peek();
         }
@@ -25,10 +26,12 @@
             (K_GRAD, KEY_VACANT) : present_take();
             (K_GRAD, KEY_OWN_STALE) : present_take();
             (K_GRAD, KEY_OWN) : present_add();
+            (K_REPEAT, KEY_OWN) : present_add();
             (K_RESEND0, KEY_OWN) : present_add();
             (K_RESEND1, KEY_OWN) : present_peek();
             /* every release empties it: a bitmap that is not empty tells a stale aggregator from a free one */
             (K_RESEND, KEY_OWN_STALE) : present_clear();
+            (K_REPEAT, KEY_OWN_STALE) : present_clear();
             (K_KEEP, KEY_OWN_STALE) : present_clear();
             (K_FREE, KEY_OWN) : present_clear();
             (K_ANY_ACK, P_FIRST) : present_clear();
@@ -44,6 +47,7 @@
             (K_GRAD, KEY_VACANT) : cover_take();
             (K_GRAD, KEY_OWN_STALE) : cover_take();
             (K_GRAD, KEY_OWN) : cover_add();
+            (K_REPEAT, KEY_OWN) : cover_add();
             (K_RESEND0, KEY_OWN) : cover_add();
             (K_RESEND1, KEY_OWN) : cover_read();
             (K_FREE, KEY_OWN) : cover_compare();
@@ -58,6 +62,7 @@
             (K_GRAD, KEY_VACANT) : mark_take();
             (K_GRAD, KEY_OWN_STALE) : mark_take();
             (K_GRAD, KEY_OWN) : mark_add();
+            (K_REPEAT, KEY_OWN) : mark_add();
             (K_RESEND, KEY_OWN) : mark_add();
         }
     }

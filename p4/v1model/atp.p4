@@ -355,10 +355,10 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
 #define APPLY(pair, first, second) pair.apply(hdr.values.first, hdr.values.second, meta.op, index);
                 ATP_PAIRS(APPLY)
             }
-            if (meta.op == OP_WRITE || meta.op == OP_ADD && meta.out_ != OUT_CARRY_FREE) {
+            if (meta.op == OP_WRITE || meta.op == OP_ADD && (meta.kind & 0xFE == K_GRAD0)) {
                 times.write(index, meta.now);
             }
-            if (meta.ecn == 1 && hdr.atp.ecn == 0 && (meta.kind & 0xFE == K_GRAD0 || meta.kind & 0xFE == K_RESEND0)) {
+            if (meta.ecn == 1 && hdr.atp.ecn == 0 && (meta.kind & 0xFE == K_GRAD0 || meta.kind & 0xFE == K_RESEND0 || meta.kind & 0xFE == K_REPEAT0)) {
                 ecn_marked.count(job_index);
             }
             emission.apply();
