@@ -62,9 +62,9 @@ class Header:
     edge_switch_identifier: int = 0
     """0: level 0 is not complete; 1: level 0 is complete, level 1 may combine."""
     resend: int = 0
-    """Gradient: a retransmission, it never allocates. ACK: the PS asks for rawFloat packets of this sequence."""
+    """Gradient: a retransmission that empties the aggregator; with `collision` from a switch, see there. ACK: the PS asks for rawFloat packets of this sequence."""
     collision: int = 0
-    """Gradient: another (job, sequence) holds the aggregator. ACK: bitmap1 announces the slot's new aggregatorIndex."""
+    """Gradient with `resend`: another (job, sequence) holds the aggregator; without: a repeat, which adds what the aggregator lacks. ACK: bitmap1 announces the slot's new aggregatorIndex."""
     ecn: int = 0
     """Congestion was met on the way of any packet in this sum; survives to the ACK."""
     is_ack: int = 0

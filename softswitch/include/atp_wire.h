@@ -70,11 +70,11 @@
 #define ATP_EDGE_SWITCH_IDENTIFIER_WORD 3
 #define ATP_EDGE_SWITCH_IDENTIFIER_SHIFT 21
 #define ATP_EDGE_SWITCH_IDENTIFIER_MASK 0x1u
-/* Gradient: a retransmission, it never allocates. ACK: the PS asks for rawFloat packets of this sequence. */
+/* Gradient: a retransmission that empties the aggregator; with `collision` from a switch, see there. ACK: the PS asks for rawFloat packets of this sequence. */
 #define ATP_RESEND_WORD 3
 #define ATP_RESEND_SHIFT 20
 #define ATP_RESEND_MASK 0x1u
-/* Gradient: another (job, sequence) holds the aggregator. ACK: bitmap1 announces the slot's new aggregatorIndex. */
+/* Gradient with `resend`: another (job, sequence) holds the aggregator; without: a repeat, which adds what the aggregator lacks. ACK: bitmap1 announces the slot's new aggregatorIndex. */
 #define ATP_COLLISION_WORD 3
 #define ATP_COLLISION_SHIFT 19
 #define ATP_COLLISION_MASK 0x1u

@@ -138,7 +138,7 @@ static uint32_t model_packet(uint32_t port, uint32_t dst, bool ce, uint8_t *p, s
     uint32_t key, b0, b1, f, index, level, bits, full;
     struct model_aggregator *a;
     struct model_queue *q = NULL;
-    bool emit, stale, own, partial = false;
+    bool emit, stale, own, partial = false, repeat = false;
 
     m.last = m.now;
     c[ATP_C_BYTES_IN] += length + 42;
@@ -250,6 +250,18 @@ static uint32_t model_packet(uint32_t port, uint32_t dst, bool ce, uint8_t *p, s
         put32(p + 12, f);
         goto towards_ps;
     }
+    repeat = (f & ATP_F_COLLISION) != 0;
+    if (repeat && !(own && !stale)) {
+        c[ATP_C_RESEND_PASSED]++;
+        if (own) {
+            c[ATP_C_STALE_TAKEOVERS]++;
+            release(a);
+        }
+        if (level == 0 && bits == full)
+            f |= ATP_F_EDGE;
+        put32(p + 12, f);
+        goto towards_ps;
+    }
     if (a->key == 0 || stale) {
         c[ATP_C_STALE_TAKEOVERS] += stale;
         c[ATP_C_ALLOCATED]++;
@@ -265,7 +277,7 @@ static uint32_t model_packet(uint32_t port, uint32_t dst, bool ce, uint8_t *p, s
     } else {
         a->ecn |= (f & ATP_F_ECN) != 0;
         if (a->bitmap & bits) {
-            if (a->bitmap != a->full) {
+            if (a->bitmap != a->full || (repeat && bits != 1)) {
                 c[ATP_C_DUPLICATES]++;
                 return 0;
             }
@@ -273,7 +285,8 @@ static uint32_t model_packet(uint32_t port, uint32_t dst, bool ce, uint8_t *p, s
             goto emission;
         }
         c[ATP_C_AGGREGATED]++;
-        a->at = m.now;
+        if (!repeat)
+            a->at = m.now;
         a->bitmap |= bits;
         for (uint32_t i = 0; i < job->c.values; i++)
             a->v[i] = sticky(a->v[i], (int32_t)be32(p + 16 + 4 * i));
@@ -281,6 +294,7 @@ static uint32_t model_packet(uint32_t port, uint32_t dst, bool ce, uint8_t *p, s
     if (a->bitmap != a->full)
         return 0;
     c[ATP_C_COMPLETED]++;
+    f &= ~ATP_F_COLLISION;
 emission:
     put32(p + (level ? 8 : 4), a->bitmap);
     if (level || a->bitmap == a->full)

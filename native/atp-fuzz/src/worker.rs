@@ -121,7 +121,7 @@ impl Harness<'_> {
         let bytes = self.config.values * dtype.size();
         let mut packet = vec![0; 4 * self.config.values];
         for (from, to) in source.chunks(bytes).zip(result.chunks_mut(bytes)) {
-            if fixed::encode(dtype, from, self.config.scale, &mut packet) {
+            if fixed::encode(dtype, from, self.config.scale, self.config.addend_limit, &mut packet) {
                 fixed::decode(dtype, &packet, self.config.scale, 1.0, to);
             } else {
                 fixed::encode_raw(dtype, from, &mut packet);
@@ -139,7 +139,7 @@ impl Harness<'_> {
             assert!(buffer[t.length..].iter().all(|b| *b == 0xaa), "wrote behind the packet");
             let header = Header::unpack(&buffer).expect("a header");
             assert_eq!(header.job_id, self.config.job_id);
-            assert!(!header.is_ack && !header.collision && !header.ecn);
+            assert!(!header.is_ack && !header.ecn && !(header.collision && (header.resend || header.raw_float)));
             assert_eq!(header.bitmap0.count_ones() * header.bitmap1.count_ones(), 1);
             let relay = self.config.switch == Some(t.to);
             assert!(relay || self.config.servers.contains(&t.to));

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use serde::Deserialize;
 
 use crate::Nanos;
-use crate::wire;
+use crate::{fixed, wire};
 
 /// How a job uses switches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -70,6 +70,9 @@ pub struct Config {
     pub values: usize,
     /// Fixed-point factor s.
     pub scale: f64,
+    /// Largest |x * s| that is sent as an integer. Smaller than `fixed::LIMIT` where a switch's sum could leave int32
+    /// unseen.
+    pub addend_limit: i32,
     pub bind: SocketAddrV4,
     pub regions: Vec<Region>,
     /// P: slots of the index table.
@@ -146,6 +149,7 @@ struct Raw {
     values_per_packet: u32,
     #[serde(default = "default_scale")]
     scale: f64,
+    addend_limit: Option<u32>,
     #[serde(default = "default_port")]
     port: u16,
     bind_address: Option<Ipv4Addr>,
@@ -207,6 +211,10 @@ impl Config {
         }
         if !(raw.scale.is_finite() && raw.scale > 0.0) {
             bail!("scale is {}, it must be a positive number (default 1e8)", raw.scale);
+        }
+        let limit = raw.addend_limit.unwrap_or(i32::MAX.unsigned_abs());
+        if limit == 0 || limit > i32::MAX.unsigned_abs() {
+            bail!("addendLimit is {limit}, it must be 1..2147483647 (absent where every switch keeps a saturated sum)");
         }
         if !(raw.stall_timeout_seconds > 0.0 && raw.stall_timeout_seconds < 1e9) {
             bail!("stallTimeoutSeconds is {}, it must be a positive number of seconds", raw.stall_timeout_seconds);
@@ -306,6 +314,7 @@ impl Config {
             rank: raw.rank as u16,
             values: raw.values_per_packet as usize,
             scale: raw.scale,
+            addend_limit: fixed::LIMIT.min(limit as i32),
             bind,
             regions: raw.regions,
             slots: raw.index_table_size,

@@ -61,35 +61,43 @@ pub const RAW_NOTICE: u16 = 2;
 /// Adding and taking away 1.5 * 2^52 rounds a double to the nearest integer (ties to even) in two vector
 /// instructions, and leaves that integer in the low 32 bits of the sum.
 const ROUND: f64 = 6_755_399_441_055_744.0;
-/// Values from here on (2^31 - 1, which marks saturation) are never sent as integers.
-const LIMIT: f64 = 2_147_483_647.0;
+/// Largest magnitude that is sent as an integer: 2^31 - 1 marks saturation.
+pub const LIMIT: i32 = i32::MAX - 1;
 
 #[inline(always)]
-fn fixed_loop<const N: usize>(src: &[u8], out: &mut [u8], scale: f64, load: impl Fn([u8; N]) -> f64) -> bool {
+fn fixed_loop<const N: usize>(
+    src: &[u8],
+    out: &mut [u8],
+    scale: f64,
+    limit: i32,
+    load: impl Fn([u8; N]) -> f64,
+) -> bool {
     let mut ok = true;
+    let limit = f64::from(limit);
     let (items, _) = src.as_chunks::<N>();
     let (words, _) = out.as_chunks_mut::<4>();
     for (item, word) in items.iter().zip(words) {
         let sum = load(*item) * scale + ROUND;
         let rounded = sum - ROUND;
-        ok &= rounded.abs() < LIMIT;
+        ok &= rounded.abs() <= limit;
         *word = (sum.to_bits() as u32).to_be_bytes();
     }
     ok
 }
 
 /// Encode the elements `src` as big-endian int32 into `out`, zeros after their end. `scale` is not used for int32.
-/// False when a value has no integer (NaN, Inf, |x * s| >= 2^31 - 1): the packet must go raw and `out` is not to be sent.
+/// False when a value has no integer of magnitude up to `limit` (at most `LIMIT`), or is NaN or Inf: the packet must go raw
+/// and `out` is not to be sent.
 #[must_use]
-pub fn encode(dtype: Dtype, src: &[u8], scale: f64, out: &mut [u8]) -> bool {
+pub fn encode(dtype: Dtype, src: &[u8], scale: f64, limit: i32, out: &mut [u8]) -> bool {
     let used = src.len() / dtype.size() * 4;
     let (head, tail) = out.split_at_mut(used);
     tail.fill(0);
     match dtype {
-        Dtype::Float32 => fixed_loop(src, head, scale, |b| f64::from(f32::from_ne_bytes(b))),
-        Dtype::Float16 => fixed_loop(src, head, scale, |b| f16::from_ne_bytes(b).to_f64()),
+        Dtype::Float32 => fixed_loop(src, head, scale, limit, |b| f64::from(f32::from_ne_bytes(b))),
+        Dtype::Float16 => fixed_loop(src, head, scale, limit, |b| f16::from_ne_bytes(b).to_f64()),
         Dtype::Bfloat16 => {
-            fixed_loop(src, head, scale, |b| f64::from(f32::from_bits(u32::from(u16::from_ne_bytes(b)) << 16)))
+            fixed_loop(src, head, scale, limit, |b| f64::from(f32::from_bits(u32::from(u16::from_ne_bytes(b)) << 16)))
         }
         Dtype::Int32 => {
             let mut ok = true;
@@ -97,7 +105,7 @@ pub fn encode(dtype: Dtype, src: &[u8], scale: f64, out: &mut [u8]) -> bool {
             let (words, _) = head.as_chunks_mut::<4>();
             for (item, word) in items.iter().zip(words) {
                 let v = i32::from_ne_bytes(*item);
-                ok &= (v != i32::MAX) & (v != i32::MIN);
+                ok &= v.unsigned_abs() <= limit.unsigned_abs();
                 *word = v.to_be_bytes();
             }
             ok
@@ -249,7 +257,7 @@ mod tests {
     fn rounds_to_nearest() {
         let mut out = [0u8; 32];
         let src = f32s(&[0.5, 1.5, -0.5, -1.5, 2.4, -2.6, 0.0]);
-        assert!(encode(Dtype::Float32, &src, 1.0, &mut out));
+        assert!(encode(Dtype::Float32, &src, 1.0, LIMIT, &mut out));
         let got: Vec<i32> = out.as_chunks::<4>().0.iter().map(|w| i32::from_be_bytes(*w)).collect();
         assert_eq!(got, [0, 2, 0, -2, 2, -3, 0, 0]);
     }
@@ -258,14 +266,14 @@ mod tests {
     fn refuses_what_has_no_integer() {
         let mut out = [0u8; 4];
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 21.474_838, -21.474_838, f32::MAX] {
-            assert!(!encode(Dtype::Float32, &bad.to_ne_bytes(), 1e8, &mut out), "{bad}");
+            assert!(!encode(Dtype::Float32, &bad.to_ne_bytes(), 1e8, LIMIT, &mut out), "{bad}");
         }
-        assert!(encode(Dtype::Float32, &21.474_834_f32.to_ne_bytes(), 1e8, &mut out));
+        assert!(encode(Dtype::Float32, &21.474_834_f32.to_ne_bytes(), 1e8, LIMIT, &mut out));
         // 2^31 - 2 is the last integer that is sent.
-        assert!(!encode(Dtype::Float32, &1.0f32.to_ne_bytes(), 2_147_483_646.6, &mut out));
-        assert!(encode(Dtype::Float32, &1.0f32.to_ne_bytes(), 2_147_483_646.4, &mut out));
-        assert!(!encode(Dtype::Int32, &i32::MAX.to_ne_bytes(), 1.0, &mut out));
-        assert!(!encode(Dtype::Int32, &i32::MIN.to_ne_bytes(), 1.0, &mut out));
+        assert!(!encode(Dtype::Float32, &1.0f32.to_ne_bytes(), 2_147_483_646.6, LIMIT, &mut out));
+        assert!(encode(Dtype::Float32, &1.0f32.to_ne_bytes(), 2_147_483_646.4, LIMIT, &mut out));
+        assert!(!encode(Dtype::Int32, &i32::MAX.to_ne_bytes(), 1.0, LIMIT, &mut out));
+        assert!(!encode(Dtype::Int32, &i32::MIN.to_ne_bytes(), 1.0, LIMIT, &mut out));
     }
 
     #[test]
@@ -312,7 +320,7 @@ mod tests {
         #[test]
         fn fixed_point_error_is_half_a_step(x in -20.0f32..20.0) {
             let mut out = [0u8; 4];
-            prop_assert!(encode(Dtype::Float32, &x.to_ne_bytes(), 1e8, &mut out));
+            prop_assert!(encode(Dtype::Float32, &x.to_ne_bytes(), 1e8, LIMIT, &mut out));
             let i = i32::from_be_bytes(out);
             prop_assert!((f64::from(i) - f64::from(x) * 1e8).abs() <= 0.5);
             let mut back = [0u8; 4];
@@ -335,6 +343,19 @@ mod tests {
         #[test]
         fn sticky_add_commutes(a: i32, b: i32) {
             prop_assert_eq!(sticky_add(a, b), sticky_add(b, a));
+        }
+    }
+
+    #[test]
+    fn a_smaller_limit_holds_for_every_type() {
+        let mut out = [0u8; 4];
+        for (x, fits) in [(5.0f32, true), (-5.0, true), (5.4, true), (5.6, false), (-6.0, false)] {
+            assert_eq!(encode(Dtype::Float32, &x.to_ne_bytes(), 1.0, 5, &mut out), fits, "{x}");
+            assert_eq!(encode(Dtype::Float16, &f16::from_f32(x).to_ne_bytes(), 1.0, 5, &mut out), fits, "{x}");
+            assert_eq!(encode(Dtype::Bfloat16, &bf16::from_f32(x).to_ne_bytes(), 1.0, 5, &mut out), fits, "{x}");
+        }
+        for (v, fits) in [(5, true), (-5, true), (6, false), (-6, false), (i32::MIN, false), (i32::MAX, false)] {
+            assert_eq!(encode(Dtype::Int32, &v.to_ne_bytes(), 1.0, 5, &mut out), fits, "{v}");
         }
     }
 }

@@ -57,9 +57,9 @@ pub struct Header {
     pub fan_in_degree1: u8,
     /// 0: level 0 is not complete; 1: level 0 is complete, level 1 may combine.
     pub edge_switch_identifier: bool,
-    /// Gradient: a retransmission, it never allocates. ACK: the PS asks for rawFloat packets of this sequence.
+    /// Gradient: a retransmission that empties the aggregator; with `collision` from a switch, see there. ACK: the PS asks for rawFloat packets of this sequence.
     pub resend: bool,
-    /// Gradient: another (job, sequence) holds the aggregator. ACK: bitmap1 announces the slot's new aggregatorIndex.
+    /// Gradient with `resend`: another (job, sequence) holds the aggregator; without: a repeat, which adds what the aggregator lacks. ACK: bitmap1 announces the slot's new aggregatorIndex.
     pub collision: bool,
     /// Congestion was met on the way of any packet in this sum; survives to the ACK.
     pub ecn: bool,

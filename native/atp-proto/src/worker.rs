@@ -437,7 +437,8 @@ impl Worker {
             let first = (chunk - head) as usize * values;
             let end = (first + values).min(op.descriptor.count as usize);
             let source = &op.memory.source()[first * dtype.size()..end * dtype.size()];
-            flight.raw = flight.raw || !fixed::encode(dtype, source, self.config.scale, payload);
+            flight.raw =
+                flight.raw || !fixed::encode(dtype, source, self.config.scale, self.config.addend_limit, payload);
             if flight.raw {
                 fixed::encode_raw(dtype, source, payload);
             }

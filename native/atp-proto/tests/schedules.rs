@@ -96,6 +96,9 @@ fn random_config(rng: &mut Rng) -> Config {
         config.first_sequence = (1 << 24) - rng.below(60);
     }
     config.values = 1 + rng.below(8) as usize;
+    if rng.below(4) == 0 {
+        config.addend_limit = i32::MAX / config.workers.len() as i32;
+    }
     config
 }
 

@@ -72,11 +72,15 @@ function atp.dissector(buffer, pinfo, tree)
   end
   local raw = value.rawFloat == 1
   local name = kind(value.isAck == 1, value.resend == 1, raw, value.aggregatorIndex, value.edgeSwitchIdentifier == 1)
+  local collision = ""
+  if value.collision == 1 then
+    collision = (value.resend == 1 or value.isAck == 1) and ", collision" or ", repeat"
+  end
   pinfo.cols.protocol = "ATP"
   pinfo.cols.info = string.format(
     "%s, job %d, sequence %d, aggregator %d, bitmaps 0x%x 0x%x%s%s%s", name, value.jobId, value.sequence,
     value.aggregatorIndex, value.bitmap0, value.bitmap1, value.edgeSwitchIdentifier == 1 and ", edge" or "",
-    value.collision == 1 and ", collision" or "", value.ecn == 1 and ", ecn" or "")
+    collision, value.ecn == 1 and ", ecn" or "")
   sub:append_text(": " .. name)
   local count = math.floor((buffer:len() - HEADER_BYTES) / 4)
   local floats = raw and value.aggregatorIndex == 0

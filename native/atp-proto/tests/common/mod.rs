@@ -56,6 +56,7 @@ pub fn config(racks: &[u8], edge: u32, mode: Mode) -> Config {
         rank: 0,
         values: 4,
         scale: f64::from(1u32 << 20),
+        addend_limit: atp_proto::fixed::LIMIT,
         bind: server,
         regions: vec![Region { start: 100, size: 40 }, Region { start: 500, size: 24 }],
         slots: 32,
