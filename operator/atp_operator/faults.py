@@ -17,6 +17,7 @@ ADVICE: Mapping[str, str] = {
     "AgentRefused": "the operator planned what the agent takes for impossible: compare the versions of both, and see "
     "the agent's log",
     "SwitchUnreachable": "check that the switch runs and that its P4Runtime port answers the agent (--p4runtime)",
+    "DeviceNotFound": "correct the agent's --device-id: the P4Runtime server has no such device",
     "NotMaster": "stop the other P4Runtime controller of this switch, or give this agent a higher --election-id",
     "PipelineMismatch": "run the P4 program of this release on the switch, see docs/p4.md, or give the agent the "
     "p4info of the one that is to stay",
@@ -31,6 +32,8 @@ ADVICE: Mapping[str, str] = {
     "PortNotFound": "correct spec.ports of the ATPSwitch or the agent's port file: the switch has no such port",
     "FanInExceeded": "fewer workers below this switch, or none of this job (spec.switches)",
     "ValuesUnsupported": "leave spec.valuesPerPacket of the job out, or set one that this switch offers",
+    "RegionOutsideSwitch": "the switch has fewer aggregators than when the job was planned: suspend the job and resume it",
+    "TooManyRegions": "suspend the job and resume it: it is planned anew",
     "NotConverging": "something else writes to the switch: stop it",
     "ReadFailed": "see the log of the switch's P4Runtime server",
     "SwitchRefused": "see the agent's log and that of the switch's P4Runtime server",

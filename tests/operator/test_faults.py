@@ -21,6 +21,7 @@ KINDS = ("Reachable", "Connected", "PipelineMatches", "InSync", "Ready")
 # reason -> (how the agent is, what Reachable, Connected, PipelineMatches, InSync and Ready are)
 WHOLE_SWITCH: dict[str, tuple[dict[str, Any], str]] = {
     "SwitchUnreachable": ({"connected": False}, "True False Unknown Unknown False"),
+    "DeviceNotFound": ({"connected": False}, "True False Unknown Unknown False"),
     "NotMaster": ({"connected": False}, "True False Unknown Unknown False"),
     "PipelineMismatch": ({}, "True True False False False"),
     "PipelineMissing": ({}, "True True False False False"),
