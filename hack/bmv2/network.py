@@ -13,6 +13,7 @@ from pathlib import Path
 
 CLONE_NEWNET = 0x40000000
 MTU = 1500
+OFFLOADS = [word for name in ("tx", "sg", "tso", "gso", "gro") for word in (name, "off")]
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def build(host: Host, everyone: Sequence[Host]) -> None:
         "netns", host.namespace, "mtu", str(MTU), "address", host.mac)  # fmt: skip
     run("ip", "link", "set", host.interface, "up")
     # A switch copies frames as they are: checksums and segments that are left to the NIC would never be made.
-    run(*host.command("ethtool", "-K", "eth0", "tx", "off", "sg", "off", "tso", "off", "gso", "off"))
+    run(*host.command("ethtool", "-K", "eth0", *OFFLOADS))
     run(*host.command("ip", "link", "set", "lo", "up"))
     run(*host.command("ip", "address", "add", f"{host.address}/24", "dev", "eth0"))
     run(*host.command("ip", "link", "set", "eth0", "up"))

@@ -49,7 +49,9 @@ def test_same_result_as_gloo_and_sums_made_by_the_switch(switch: str, arguments:
     assert got["sidecar"]["mode"] == "Shared"
     steps = got["epochs"] * 12
     assert got["gradient_packets"] >= 2 * PACKETS_A_STEP * steps
-    assert got["summed_share"] > 0.9
+    assert got["summed_share"] > 0.95
+    # What else reached the switch are resends, which a busy machine makes.
+    assert got["switch_share"] > 0.5
     assert got["counters"]["completed"] > 0.9 * PACKETS_A_STEP * steps
     if switch == "software":
         assert got["accuracy"] > 0.95
