@@ -169,6 +169,20 @@ QUICK = [
     "-DTOPO=3 -DTOTAL=2 -DRAWSEQ=0 -DLOSS=1",
 ]
 
+# Whatever is sent again is repeated, never resent. Repeats at any moment cost no time-out, and they mend a loss alone.
+REPEATS = [
+    "-DTOPO=1 -DTOTAL=2 -DEARLY=2 -DREPEATS_ONLY -DK=0 -DSPREAD",
+    "-DTOPO=2 -DTOTAL=2 -DEARLY=1 -DREPEATS_ONLY -DK=0 -DSPREAD",
+    "-DTOPO=3 -DTOTAL=1 -DEARLY=1 -DREPEATS_ONLY -DK=0 -DSPREAD",
+    "-DTOPO=4 -DTOTAL=1 -DEARLY=1 -DREPEATS_ONLY -DK=0",
+    "-DTOPO=6 -DTOTAL=1 -DEARLY=2 -DREPEATS_ONLY -DK=0",
+    "-DTOPO=1 -DTOTAL=2 -DLOSS=1 -DREPEATS_ONLY",
+    "-DTOPO=1 -DTOTAL=2 -DLOSS=1 -DFOREIGN=1 -DREPEATS_ONLY",
+    "-DTOPO=2 -DTOTAL=2 -DLOSS=1 -DREPEATS_ONLY",
+    "-DTOPO=3 -DTOTAL=2 -DLOSS=1 -DREPEATS_ONLY -DSPREAD",
+    "-DTOPO=4 -DTOTAL=1 -DLOSS=1 -DREPEATS_ONLY",
+]
+
 LARGE = [
     "-DTOPO=1 -DTOTAL=3 -DLOSS=1 -DDUP=1 -DEARLY=1 -DNIDX=1",
     "-DTOPO=1 -DTOTAL=2 -DLOSS=2 -DDUP=1 -DEARLY=1",
@@ -210,6 +224,7 @@ MISTAKES = [
     ("BUG_RESEND_IS_PLAIN", "-DTOPO=1 -DTOTAL=2 -DLOSS=1", STUCK),
     ("BUG_L1_COMBINES_PARTIAL", "-DTOPO=3 -DTOTAL=2 -DRESET=1", SHORT),
     ("BUG_FOREIGN_KEY_JOINS", "-DTOPO=1 -DTOTAL=2 -DFOREIGN=1", FOREIGN),
+    ("BUG_REPEAT_ALLOCATES", "-DTOPO=1 -DTOTAL=2 -DLOSS=1 -DREPEATS_ONLY", STUCK),
 ]
 
 # Sentences of the protocol's first text that the model refutes (docs/model.md tells the schedules).
@@ -244,7 +259,7 @@ def test_undisturbed_job_needs_no_timer(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @needs_spin
-@pytest.mark.parametrize("defines", QUICK)
+@pytest.mark.parametrize("defines", QUICK + REPEATS)
 def test_no_schedule_breaks_the_protocol(tmp_path: Path, capsys: pytest.CaptureFixture[str], defines: str) -> None:
     holds(tmp_path, capsys, defines, fast=True)
 

@@ -118,6 +118,8 @@ pub struct Rtt {
 
 /// Largest first timeout, in smallest round trips.
 const PATIENCE: Nanos = 16;
+/// Shortest wait before a probe: no network is faster, and clocks are not finer.
+const PROBE_MIN: Nanos = 5_000;
 /// Samples that `Rtt::queues` looks at, at least.
 const RECENT: u32 = 16;
 /// Differences of round trips up to here are no queue.
@@ -260,7 +262,7 @@ impl Rtt {
         let minimum = self.minimum?;
         let s = self.smoothed.unwrap_or(minimum as f64);
         let usual = (s + 4.0 * self.variation).clamp(1.5 * s, 2.0 * s) as Nanos;
-        Some(usual.min(PATIENCE * minimum) << probes.min(16))
+        Some(usual.min(PATIENCE * minimum).max(PROBE_MIN) << probes.min(16))
     }
 
     /// How long ACKs of older packets may lag behind a newer one before they count as lost.
@@ -374,6 +376,23 @@ mod tests {
         assert_eq!(r.rto(0), 4_000_000);
         assert_eq!(r.rto(3), 32_000_000);
         assert_eq!(r.rto(60), 1_000_000_000);
+    }
+
+    #[test]
+    fn probes_come_after_a_round_trip_and_ever_later() {
+        let mut r = Rtt::new(4_000_000, 1_000_000_000);
+        assert_eq!(r.probe(0), None, "nothing is known yet");
+        r.sample(0, true);
+        assert_eq!((r.probe(0), r.probe(3)), (Some(PROBE_MIN), Some(8 * PROBE_MIN)));
+        let mut r = Rtt::new(4_000_000, 1_000_000_000);
+        (0..50).for_each(|_| r.sample(100_000, true));
+        assert_eq!((r.probe(0), r.probe(2)), (Some(150_000), Some(600_000)));
+        (0..50).for_each(|_| r.sample(50_000_000, true));
+        assert_eq!(r.probe(0), Some(16 * 100_000), "what makes it wait is a slow worker, not the path");
+        // All packets were sent more than once: the bound is rough, but there is one.
+        let mut r = Rtt::new(4_000_000, 1_000_000_000);
+        r.ambiguous(10);
+        assert_eq!(r.probe(0), Some(1_500_000));
     }
 
     #[test]
