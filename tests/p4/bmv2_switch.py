@@ -12,9 +12,11 @@ from pathlib import Path
 
 from bmv2.p4runtime import INSERT, MODIFY
 from bmv2.process import Bmv2Process
-from conformance.switches import PORTS, Aggregator, NetworkNamespace, VethSwitch, mac_of
+from bmv2.thrift import Thrift
+from conformance.switches import PORTS, Aggregator, NetworkNamespace, Packet, VethSwitch, mac_of
 from conformance.switches import run as run_command
 from p4runtime_tables import P4RuntimeTables
+from registers import Registers
 
 PACE = 10
 """Vectors run this many times slower than they say, and T is as much longer: a test's machine may be busy."""
@@ -85,6 +87,8 @@ class Bmv2Switch(P4RuntimeTables, Bmv2Exchange):
         self.bmv2 = Bmv2Process({self.port_number(port): f"h-{port}" for port in PORTS})
         self.controller = self.bmv2.controller
         self.controller.entry(MODIFY, "stale_time", {}, "set_stale_time", [int(STALE_MS * self.pace * 1000)])
+        self.thrift = Thrift()
+        self.registers = Registers(lambda name, index: self.thrift.register(f"AtpIngress.{name}", index))
         for port in PORTS:
             match: dict[str, int | tuple[int, int]] = {"dst_mac": int.from_bytes(mac_of(port), "big")}
             self.controller.entry(INSERT, "l2_forward", match, "forward", [self.port_number(port)])
@@ -96,6 +100,8 @@ class Bmv2Switch(P4RuntimeTables, Bmv2Exchange):
     def close(self) -> None:
         for s in self.sockets.values():
             s.close()
+        if hasattr(self, "thrift"):
+            self.thrift.close()
         if hasattr(self, "bmv2"):
             self.bmv2.close()
         self.network.close()
@@ -119,5 +125,11 @@ class Bmv2Switch(P4RuntimeTables, Bmv2Exchange):
         counters = self.controller.counters() if job == 0 else {job: self.counters(job)}
         return sum(c.get("allocated", 0) - sum(c.get(n, 0) for n in taken_back) for c in counters.values())
 
+    def send(self, packet: Packet, dst: str, expected: int) -> list[Packet]:
+        answers = super().send(packet, dst, expected)
+        self.registers.came_by(packet.header)
+        return answers
+
     def aggregator(self, index: int) -> Aggregator:
-        raise NotImplementedError("bmv2's P4Runtime cannot read registers")
+        """Over Thrift: bmv2's P4Runtime cannot read registers."""
+        return self.registers.aggregator(index)

@@ -9,9 +9,10 @@ from typing import Any
 from bmv2_switch import PACE, Bmv2Switch
 from conformance.recording import Recording, of_every_job, path_of, read, without_bytes
 from conformance.switches import Switch
-from conformance.test_vectors import START_MS, Run, prepare
+from conformance.test_vectors import START_MS, Run, prepare, values_of
 from p4runtime_tables import P4RuntimeTables
 
+VALUES = 62
 FINE_PACE = 50
 """For vectors with steps a millisecond from T: 25 ms then."""
 FINE_MS = 20
@@ -47,11 +48,22 @@ class Lazily(Run):
         super().check_state({k: v for k, v in step.items() if k not in left_out})
 
 
-class PacketsAndCounters(Lazily):
-    """The same without registers, which P4Runtime on bmv2 cannot read."""
+class OnBmv2(Lazily):
+    """The same without the time of an aggregator's last packet, which is the test's only where it sets the clock."""
 
     def check_state(self, step: dict[str, Any]) -> None:
-        super().check_state({k: v for k, v in step.items() if k != "aggregators"})
+        wanted = step.get("aggregators", {})
+        super().check_state({**step, "aggregators": {i: a if a == "free" else as_shown(a) for i, a in wanted.items()}})
+
+
+def as_shown(aggregator: dict[str, Any]) -> dict[str, Any]:
+    """An aggregator as bmv2's Thrift shows it: 64 bits that do not fit int64 read as the largest one."""
+    values = values_of(aggregator, VALUES)
+    pairs = [
+        (2**31 - 1, -1) if first < 0 else (first, second) for first, second in zip(*[iter(values)] * 2, strict=True)
+    ]
+    shown = {k: v for k, v in aggregator.items() if k not in ("at_ms", "fill")}
+    return {**shown, "values": [value for pair in pairs for value in pair]}
 
 
 def steps(vector: dict[str, Any], run: Run) -> Iterator[None]:
@@ -71,7 +83,7 @@ def run_on_bmv2(setup: dict[str, Any], vector: dict[str, Any]) -> list[dict[str,
         prepare(switch, setup)
         switch.set_clock(START_MS * 1_000_000)
         recording = Recording(switch)
-        for _ in steps(vector, PacketsAndCounters(recording, setup, vector)):  # type: ignore[arg-type]
+        for _ in steps(vector, OnBmv2(recording, setup, vector)):  # type: ignore[arg-type]
             recording.end_of_step(without_bytes(switch.controller.counters()))
         return recording.steps
     except AssertionError as error:

@@ -27,10 +27,10 @@ from conformance.switches import (
     mac_of,
     payload_of,
 )
+from registers import Registers
 
 PROGRAM = Path(__file__).resolve().parents[2] / "p4" / "build" / "atp.bmv2.json"
 DROP_PORT = 511
-LEVEL_BIT = 0x800000
 Key = tuple[str, str]
 Expression = Callable[["Phv", Sequence[int]], int]
 Step = Callable[["Phv", Sequence[int]], int | None]
@@ -298,7 +298,7 @@ class JsonSwitch:
         self.program.reset()
         self.groups: dict[int, list[str]] = {}
         self.now_us = 0
-        self.seen: dict[int, tuple[int, int]] = {}
+        self.registers = Registers(self.register)
         for port in PORTS:
             self.insert(
                 "AtpIngress.l2_forward", [int.from_bytes(mac_of(port), "big")], "AtpIngress.forward", [self.port(port)]
@@ -365,22 +365,7 @@ class JsonSwitch:
         return self.program.registers[f"AtpIngress.{name}"].get(index, 0)
 
     def aggregator(self, index: int) -> Aggregator:
-        key = self.register("keys", index)
-        pairs = [self.register(f"pair{i}.sums", index) for i in range(31)]
-        values = tuple(v - (1 << 32) if v >> 31 else v for p in pairs for v in (p >> 32, p & 0xFFFFFFFF))
-        if key == 0:
-            return Aggregator(0, 0, 0, 0, False, False, 0, values)
-        level, sequence = self.seen[index]
-        return Aggregator(
-            key >> 24,
-            sequence,
-            level,
-            self.register("cover", index),
-            self.register("missing", index) == 0,
-            bool(self.register("mark", index)),
-            1000 * self.register("times", index),
-            values,
-        )
+        return self.registers.aggregator(index)
 
     def occupancy(self, job: int) -> int:
         """From the counters, as the agent computes it."""
@@ -416,11 +401,7 @@ class JsonSwitch:
     def send(self, packet: Packet, dst: str, expected: int) -> list[Packet]:
         del expected
         frames = self.exchange(packet.port, frame_of(packet.payload(), packet.port, dst, packet.ce))
-        h = packet.header
-        for level in (0, 1):
-            key = (h.job_id << 24 | h.sequence) ^ level * LEVEL_BIT
-            if self.register("keys", h.aggregator_index) == key:
-                self.seen[h.aggregator_index] = level, h.sequence
+        self.registers.came_by(packet.header)
         for port, frame in frames:
             assert frame[:6] == mac_of(port), "destination MAC"
             assert socket.inet_ntoa(frame[30:34]) == address_of(port), "destination IP"

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import socket
-import struct
 
 import pytest
 from bmv2.p4runtime import MODIFY
@@ -16,21 +15,9 @@ from atp_api.wire import Header
 
 MISSING = reason_not_to_run()
 pytestmark = [pytest.mark.root, pytest.mark.skipif(MISSING is not None, reason=MISSING or "")]
-THRIFT_PORT = 9090
 PACKETS_A_SECOND = 20
 THRESHOLD = 3
 SENT = 10
-
-
-def set_queue_rate(port: int, packets_a_second: int) -> None:
-    """``set_egress_queue_rate`` of bmv2's Thrift interface, which P4Runtime has not: one message by hand."""
-    name = b"simple_switch:set_egress_queue_rate"
-    head = struct.pack(">II", 0x80010001, len(name)) + name + bytes(4)
-    arguments = struct.pack(">BHi", 8, 1, port) + struct.pack(">BHq", 10, 2, packets_a_second) + b"\0"
-    with socket.create_connection(("127.0.0.1", THRIFT_PORT), timeout=NO_REPLY_SECONDS) as thrift:
-        thrift.sendall(head + arguments)
-        answer = thrift.recv(4096)
-    assert answer[:4] == b"\x80\x01\x00\x02", answer
 
 
 def test_sums_are_marked_while_the_queue_of_their_port_is_long() -> None:
@@ -41,7 +28,7 @@ def test_sums_are_marked_while_the_queue_of_their_port_is_long() -> None:
         switch.admit(1, "w0", 0, 1)
         switch.ps_port(1, "ps")
         switch.controller.entry(MODIFY, "ecn_threshold", {}, "set_ecn_threshold", [THRESHOLD])
-        set_queue_rate(switch.port_number("ps"), PACKETS_A_SECOND)
+        switch.thrift.set_queue_rate(switch.port_number("ps"), PACKETS_A_SECOND)
         for sequence in range(SENT):
             packet = Packet(
                 "w0",
