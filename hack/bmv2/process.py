@@ -25,7 +25,8 @@ STARTED_WITHIN_SECONDS = 60.0
 
 def find_bmv2() -> str | None:
     """simple_switch_grpc: what P4_BMV2 names, or on PATH."""
-    return os.environ.get(ENVIRONMENT) or shutil.which("simple_switch_grpc")
+    named = os.environ.get(ENVIRONMENT)
+    return str(Path(named).absolute()) if named else shutil.which("simple_switch_grpc")
 
 
 def reason_not_to_run() -> str | None:

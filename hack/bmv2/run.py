@@ -370,6 +370,7 @@ def main(options: Options) -> int:
         print(f"demo-bmv2 cannot run here: {lacking}", file=sys.stderr)
         return 2
     began = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what was started ends with this
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atp-demo-bmv2-")))
         try:
