@@ -23,7 +23,7 @@ const RELAY_RETRY: Nanos = 1_000_000_000;
 const RELAY_RETRY_MAX: Nanos = 64_000_000_000;
 /// Resent sequences that are remembered, to recognise needless resends.
 const RESENT_KEPT: usize = 64;
-/// Oldest packets that are repeated when no ACK comes any more.
+/// Oldest packets that are repeated when no ACK comes any more; half as many each further time in a row, and in the end none.
 const PROBES: usize = 8;
 /// Packets found lost by newer ACKs so many times are resent, not repeated: what a repeat cannot mend, a resend does.
 const REPEATS: u32 = 3;
@@ -536,7 +536,11 @@ impl Worker {
 
     /// Set the time of the next repeat, if it comes before the time-out.
     fn arm_probe(&mut self, now: Nanos) {
-        let at = if self.timeouts_only { None } else { self.rtt.probe(self.probes).map(|wait| now + wait) };
+        let at = if self.timeouts_only || PROBES >> self.probes == 0 {
+            None
+        } else {
+            self.rtt.probe(self.probes).map(|wait| now + wait)
+        };
         self.probe_at = at.filter(|at| self.rto_at.is_none_or(|rto| *at < rto));
     }
 
@@ -544,7 +548,7 @@ impl Worker {
     /// or all of it was lost. Repeat the oldest packets (as the tail loss probe of RFC 8985 does). A repeat breaks no
     /// aggregation, so it costs little when the wait is for a slow worker.
     fn probe(&mut self, now: Nanos) {
-        let mut left = PROBES;
+        let mut left = PROBES >> self.probes;
         for seq in self.base..self.next_seq {
             if left == 0 {
                 break;
