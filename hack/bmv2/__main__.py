@@ -20,7 +20,7 @@ def parse() -> Options:
     parser.add_argument("--batch", type=int, default=default.batch, help="images of one rank in one step")
     parser.add_argument("--lr", type=float, default=default.lr)
     parser.add_argument(
-        "--aggregators", type=int, default=default.aggregators, help="aggregators that the job asks for"
+        "--aggregators", type=int, default=default.aggregators, help="that the job asks for; 0: few enough for bmv2"
     )
     parser.add_argument("--no-check-sum", action="store_true", help="do not compare every sum with the exact one")
     parser.add_argument("--result", type=Path, default=default.result, help="JSON file of the result")
