@@ -156,7 +156,7 @@ impl<'a> Network<'a> {
                 regions: regions.clone(),
                 admission: Vec::new(),
                 transit: Vec::new(),
-                ps_port: UP,
+                ps_ports: vec![UP],
                 group: Vec::new(),
             };
             for (rank, w) in config.workers.iter().enumerate() {
@@ -213,7 +213,7 @@ impl<'a> Network<'a> {
             transit: Vec::new(),
             group: vec![(FOREIGN_PORT, 1)],
             regions: vec![(0, crate::switch::AGGREGATORS)],
-            ps_port: UP,
+            ps_ports: vec![UP],
             values: 62,
         };
         self.switches[place].program(FOREIGN, &foreign);

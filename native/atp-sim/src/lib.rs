@@ -9,5 +9,4 @@ pub mod rng;
 pub mod scenario;
 pub mod schedule;
 pub mod sim;
-pub mod switch;
 pub mod trace;

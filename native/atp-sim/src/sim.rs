@@ -14,8 +14,8 @@ use atp_proto::{Config, Endpoint, Mode, Nanos, ParameterServer, Role, Worker};
 use crate::check::{Expected, Flavour, OpSpec, source};
 use crate::flow::{self, Flow};
 use crate::net::{Due, Fate, LinkSpec, NO_BUFFER, Net, Node, Packet};
-use crate::switch::{Emit, Program, Switch, counter_names};
 use crate::trace::Tracer;
+use atp_switch::{Emit, Program, Switch, counter_names};
 
 /// Bytes that a host's socket and queue hold before the transport is not asked for more.
 const HOST_BACKLOG: u64 = 64 * 1024;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The C switch core (softswitch/), one instance per simulated switch.
+//! The C switch core (softswitch/) as a Rust type: the very code that relay and kernel run.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
