@@ -71,6 +71,10 @@ def install(kube: Kube, made: artifacts.Images) -> None:
         "images.sidecar.tag": sidecar_tag,
     }
     sets = [item for key, value in settings.items() for item in ("--set-string", f"{key}={value}")]
+    if kube.get("customresourcedefinition", "atpjobs.atp.dev"):
+        # Helm installs definitions once and upgrades none.
+        say("kubectl apply --server-side -f crds/")
+        kube.ctl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
     say("helm upgrade --install atp charts/atp")
     kube.charts(
         "upgrade", "--install", "atp", str(ROOT / "charts/atp"), "-n", SYSTEM, "--create-namespace", "--wait",

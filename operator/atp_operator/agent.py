@@ -79,7 +79,7 @@ class AgentSession:
             if time.monotonic() - started > 30:
                 delay = 0.5
             await asyncio.sleep(delay)
-            delay = min(10.0, delay * 2)
+            delay = min(3.0, delay * 2)  # a switch that is back is not left waiting
 
     def _channel(self) -> grpc.aio.Channel:
         options: list[tuple[str, str | int]] = [

@@ -68,7 +68,8 @@ class Ledger:
                     status.switches,
                     status.job_id,
                     status.regions,
-                    status.mode == "Reserved",
+                    # Of the spec: while its switch is away the status says HostOnly, but the range is kept.
+                    job.spec.mode == "Reserved",
                     job.spec.request,
                 )
         for ledger in self.switches.values():

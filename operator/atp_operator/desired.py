@@ -101,8 +101,8 @@ def assignments(job: Job) -> Mapping[str, str]:
         "parameterServers": [{"shard": s.shard, "address": s.address} for s in placement.servers],
         "switchAddress": None,
     }
-    if status.addend_limit is not None:
-        common["addendLimit"] = status.addend_limit
+    if placement.addend_limit is not None:
+        common["addendLimit"] = placement.addend_limit
     result = {
         seat.pod_uid: json.dumps({**common, "role": "worker", "rank": seat.rank}, separators=(",", ":"))
         for seat in placement.seats

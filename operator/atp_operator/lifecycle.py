@@ -8,7 +8,7 @@ at any point changes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from atp_api import wire
 
@@ -185,7 +185,6 @@ def _forget_epoch(status: JobStatus) -> None:
     status.job_id = None
     status.switches, status.regions, status.values = (), (), None
     status.placement = None
-    status.addend_limit = None
     status.mode = None
     status.placed_time = status.not_before = None
     status.aggregation = {}
@@ -589,7 +588,7 @@ def _place(
             allocation.values,
         )
     status.switches = names
-    status.addend_limit = addend_limit((usable[name] for name in names), job.spec.workers)
+    tree = replace(tree, addend_limit=addend_limit((usable[name] for name in names), job.spec.workers))
     assert status.job_id is not None
     world.ledger.take(job.uid, names, status.job_id, status.regions, status.mode == "Reserved", job.spec.request)
     return tree, None
@@ -600,7 +599,6 @@ def _to_host_only(plan: JobPlan, refusal: Refusal, world: World) -> None:
     status = plan.status
     world.ledger.release(plan.job.uid)
     status.mode, status.job_id, status.switches, status.regions = "HostOnly", HOST_ONLY_JOB_ID, (), ()
-    status.addend_limit = None
     if status.placement is not None:
         seats = [Located(s.rank, s.node, s.address, s.pod_uid) for s in status.placement.seats]
         servers = [Located(s.shard, s.node, s.address, s.pod_uid) for s in status.placement.servers]
@@ -636,7 +634,8 @@ def _switch_trouble(plan: JobPlan, world: World) -> tuple[Refusal | None, bool]:
 
 def _aggregating(plan: JobPlan, names: str) -> str:
     text = f"gradients are summed on {names}"
-    limit = plan.status.addend_limit
+    placement = plan.status.placement
+    limit = placement.addend_limit if placement else None
     if limit is None:
         return text
     value = limit / plan.job.spec.scale

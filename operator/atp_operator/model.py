@@ -158,7 +158,8 @@ class Placement:
 
     seats: tuple[Seat, ...]
     servers: tuple[Server, ...]
-    level1: str | None  # switch of the parameter server, when the job has several racks
+    level1: str | None  # switch of the parameter servers, when the job has several racks
+    addend_limit: int | None = None  # greatest |round(x * scale)| of a value that travels as an integer
 
     @property
     def switches(self) -> tuple[str, ...]:
@@ -169,10 +170,12 @@ class Placement:
         return tuple(sorted(names))
 
     def to_dict(self) -> Object:
+        limit = {} if self.addend_limit is None else {"addendLimit": self.addend_limit}
         return {
             "workers": [seat.to_dict() for seat in self.seats],
             "parameterServers": [server.to_dict() for server in self.servers],
             "level1": self.level1 or "",
+            **limit,
         }
 
     @staticmethod
@@ -181,6 +184,7 @@ class Placement:
             seats=tuple(Seat.from_dict(seat) for seat in value["workers"]),
             servers=tuple(Server.from_dict(server) for server in value["parameterServers"]),
             level1=value["level1"] or None,
+            addend_limit=value.get("addendLimit"),
         )
 
 
@@ -199,7 +203,6 @@ class JobStatus:
     switches: tuple[str, ...] = ()
     values: int | None = None
     regions: tuple[Region, ...] = ()
-    addend_limit: int | None = None  # of this epoch: greatest |round(x * scale)| of a value that travels as an integer
     placement: Placement | None = None
     ready: int = 0
     succeeded: int = 0
@@ -247,7 +250,6 @@ class JobStatus:
             switches=tuple(value.get("switches") or ()),
             values=value.get("valuesPerPacket"),
             regions=tuple(Region(r["start"], r["size"]) for r in value.get("regions") or ()),
-            addend_limit=value.get("addendLimit"),
             placement=Placement.from_dict(placement) if placement else None,
             ready=workers.get("ready", 0),
             succeeded=workers.get("succeeded", 0),
@@ -288,7 +290,8 @@ class JobStatus:
             "switches": list(self.switches) or None,
             "valuesPerPacket": self.values,
             "regions": [{"start": r.start, "size": r.size} for r in self.regions] or None,
-            "addendLimit": self.addend_limit,
+            # For people. What counts is in the placement, which an older definition of ATPJob in the cluster keeps.
+            "addendLimit": self.placement.addend_limit if self.placement else None,
             "placement": self.placement.to_dict() if self.placement else None,
             "aggregation": self.aggregation or None,
         }

@@ -330,3 +330,28 @@ def test_what_one_job_gives_back_is_written_before_another_has_it() -> None:
         sim.step()
         assert sim.jobs["young"]["status"]["phase"] == "Failed"
         assert sim.jobs["old"]["status"]["phase"] in ("Admitted", "Starting"), sim.jobs["old"]["status"]
+
+
+def test_a_reserved_range_is_kept_while_its_switch_is_away() -> None:
+    """A job that runs on HostOnly gets its range back with the switch: meanwhile nobody else is given it."""
+    sim = Simulation({"s0": 2048}, {"s0": list(NODES)}, [])
+    sim.jobs["owner"] = job_object("owner", sim.now, "owner", mode="Reserved", aggregators={"request": 1024})
+    for _ in range(5):
+        sim.step()
+        sim.kubelet(random.Random(0))
+    view = sim.views["s0"]
+    sim.views["s0"] = replace(view, in_sync=False, reason="PortUnresolved")
+    for _ in range(3):
+        sim.step()
+        sim.now += LIMITS.switch_loss
+    assert sim.jobs["owner"]["status"]["mode"] == "HostOnly"
+    sim.jobs["other"] = job_object("other", sim.now, "other", aggregators={"request": 512})
+    for _ in range(5):
+        sim.step()
+        sim.kubelet(random.Random(0))
+    assert sim.jobs["other"]["status"]["regions"] == [{"start": 0, "size": 1024}]
+    sim.views["s0"] = replace(sim.views["s0"], in_sync=True, reason="")
+    for _ in range(3):
+        sim.step()
+    assert sim.jobs["owner"]["status"]["mode"] == "Reserved"
+    check_switches(sim)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -239,10 +240,21 @@ def test_a_switch_status_of_an_older_operator_is_not_sticky() -> None:
 def test_addend_limit_is_told_to_all_pods_or_to_none() -> None:
     tree = place(located(2, "n0"), PS, {"s0": switch("s0", ["n0"])})
     assert isinstance(tree, Placement)
-    told = [json.loads(text) for text in assignments(running(tree, addend_limit=2**30 - 1)).values()]
+    bounded = replace(tree, addend_limit=2**30 - 1)
+    told = [json.loads(text) for text in assignments(running(bounded)).values()]
     assert [t["addendLimit"] for t in told] == [2**30 - 1] * 3
     assert all("addendLimit" not in json.loads(text) for text in assignments(running(tree)).values())
-    assert JobStatus.from_dict(running(tree, addend_limit=5).status.to_dict(2)).addend_limit == 5
+
+
+def test_addend_limit_outlives_a_definition_that_does_not_know_it() -> None:
+    """Helm does not upgrade definitions; an older one drops fields of the status that it does not name."""
+    tree = place(located(2, "n0"), PS, {"s0": switch("s0", ["n0"], sticky_saturation=False)})
+    assert isinstance(tree, Placement)
+    status = running(replace(tree, addend_limit=5)).status.to_dict(2)
+    assert status.pop("addendLimit") == 5
+    kept = JobStatus.from_dict(json.loads(json.dumps(status)))
+    assert kept.placement is not None and kept.placement.addend_limit == 5
+    assert "addendLimit" not in running(tree).status.to_dict(2)
 
 
 def test_window_never_exceeds_the_aggregators_and_slots_are_a_power_of_two() -> None:
