@@ -165,12 +165,10 @@ impl<'a> Network<'a> {
                     if w.edge {
                         p.admission.push((1 + rank as u32, true, 1 << rack));
                         p.group.push((1 + rank as u32, ip(w.address)));
-                    } else {
+                    } else if !p.group.iter().any(|g| g.0 == RACK_PORT + rack) {
                         p.admission.push((RACK_PORT + rack, true, 1 << rack));
                         p.transit.push((RACK_PORT + rack, 1 << rack, u32::MAX));
-                        if !p.group.iter().any(|g| g.0 == RACK_PORT + rack) {
-                            p.group.push((RACK_PORT + rack, ip(w.address)));
-                        }
+                        p.group.push((RACK_PORT + rack, ip(w.address)));
                     }
                 } else if usize::from(w.rack) == place && !w.edge {
                     p.full0 |= 1 << w.bit;
