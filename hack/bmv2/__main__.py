@@ -18,6 +18,7 @@ def parse() -> Options:
     parser.add_argument("--workers", type=int, default=default.workers)
     parser.add_argument("--epochs", type=int, default=default.epochs)
     parser.add_argument("--batch", type=int, default=default.batch, help="images of one rank in one step")
+    parser.add_argument("--mode", choices=("Shared", "Reserved"), default=default.mode)
     parser.add_argument("--lr", type=float, default=default.lr)
     parser.add_argument(
         "--aggregators", type=int, default=default.aggregators, help="that the job asks for; 0: few enough for bmv2"
@@ -33,6 +34,7 @@ def parse() -> Options:
         epochs=given.epochs,
         batch=given.batch,
         lr=given.lr,
+        mode=given.mode,
         aggregators=given.aggregators,
         check_sum=not given.no_check_sum,
         result=given.result,
