@@ -175,7 +175,7 @@ def _sidecar(role: str, spec: Mapping[str, Any], config: SidecarConfig) -> Objec
         ],
         "startupProbe": {
             **alive,
-            "initialDelaySeconds": 1,
+            "initialDelaySeconds": 2,  # until Python has come so far, on a busy node
             "periodSeconds": 1,
             "timeoutSeconds": 10,
             "failureThreshold": 60,
@@ -183,7 +183,7 @@ def _sidecar(role: str, spec: Mapping[str, Any], config: SidecarConfig) -> Objec
         "livenessProbe": {**copy.deepcopy(alive), "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 3},
         "readinessProbe": {
             **ready,
-            "periodSeconds": 2,
+            "periodSeconds": 10,  # the first answer comes when the gate opens; often would only meet a pod's end
             "timeoutSeconds": READY_WAIT_SECONDS + 10,
             "failureThreshold": 1,
         },
