@@ -10,6 +10,7 @@ from bmv2.process import reason_not_to_run
 from bmv2_vectors import reason_to_skip, run_on_bmv2
 from conformance.recording import path_of, read
 from conformance.test_vectors import ALL
+from two_levels import SCENARIOS, Bmv2Pair, Scenario, answers_of, path_of_scenario
 
 MISSING = reason_not_to_run()
 pytestmark = [pytest.mark.root, pytest.mark.skipif(MISSING is not None, reason=MISSING or "")]
@@ -22,3 +23,9 @@ def test_vector(name: str, setup: dict[str, Any], vector: dict[str, Any]) -> Non
         pytest.skip(reason)
     answered = run_on_bmv2(setup, vector)
     assert answered == read(path_of("bmv2", name))["steps"], "not what is recorded: make -C p4 record"
+
+
+@pytest.mark.parametrize("scenario", [pytest.param(s, id=s.name) for s in SCENARIOS])
+def test_two_levels_on_two_switches(scenario: Scenario) -> None:
+    answered = answers_of(scenario, Bmv2Pair)
+    assert answered == read(path_of_scenario(scenario))["steps"], "not what is recorded: make -C p4 record"

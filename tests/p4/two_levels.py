@@ -170,6 +170,47 @@ SCENARIOS = [
         ],
     ),
     Scenario(
+        "repeats of all workers add the gradient that was lost, and bring one copy of each rack's result",
+        [
+            Step({**W2, "values": [100]}),
+            Step({**W1, "values": [10]}),
+            Step(
+                {**W0, "collision": 1, "values": [1]},
+                [{"to": "ps", "b0": 3, "b1": 3, "edge": 1, "collision": 0, "values": [111]}],
+                rack={"allocated": 1, "aggregated": 2, "completed": 1},
+                root={"allocated": 1, "aggregated": 2, "completed": 1},
+            ),
+            Step(
+                {**W1, "collision": 1, "values": [10]},
+                rack={"allocated": 1, "aggregated": 2, "completed": 1, "duplicates": 1},
+            ),
+            # Bit 0 of the rack, and of the racks: the result again, as a repeat of the rack.
+            Step(
+                {**W0, "collision": 1, "values": [1]},
+                [{"to": "ps", "b0": 3, "b1": 3, "edge": 1, "values": [111]}],
+                root={"allocated": 1, "aggregated": 2, "completed": 1, "reemitted": 1},
+            ),
+            Step(
+                {**W2, "collision": 1, "values": [100]},
+                root={"allocated": 1, "aggregated": 2, "completed": 1, "reemitted": 1, "duplicates": 1},
+            ),
+        ],
+    ),
+    Scenario(
+        "a repeat that finds nobody waiting passes both switches and allocates nothing",
+        [
+            Step(
+                {**W0, "collision": 1, "values": [1]},
+                [{"to": "ps"}],
+                rack={"resend_passed": 1},
+                root={"passed_transit": 1},
+            ),
+            Step(
+                {**W2, "collision": 1, "values": [100]}, [{"to": "ps"}], root={"passed_transit": 1, "resend_passed": 1}
+            ),
+        ],
+    ),
+    Scenario(
         "an ACK for one worker releases on its way and reaches that one alone",
         [
             Step({**W0, "values": [1]}),
