@@ -3,10 +3,12 @@
 
 ``python p4/build.py [--tools DIR] [--require] TARGET...`` with targets ``bmv2``, ``tofino``, ``tofino2``; ``--check``
 compares what is committed with the checksum of the sources, without any compiler. A target whose compiler is not
-installed is left alone and named; with ``--require`` that is an error.
+installed is left alone and named; with ``--require`` that is an error. ``--largest`` looks for the largest number of
+aggregators that still fits, by compiling.
 
-The report (``build/resources.json``) has for each Tofino: ``stages``, ``aggregators``, ``values_per_pass``,
-``sram_percent``, ``stateful_alus``, ``phv_percent``, ``sources_sha256`` and ``compiler``.
+The report (``build/resources.json``) has for each Tofino: ``stages``, ``stages_of_chip``, ``aggregators`` (what the
+program declares), ``values_per_pass``, ``sram_percent``, ``map_ram_percent``, ``tcam_percent``, ``phv_percent``,
+``stateful_alus``, ``sources_sha256``, ``compiler`` and, once looked for, ``max_aggregators``.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +45,10 @@ class Chip:
 CHIPS = {"tofino": Chip("tofino", "tna", 12), "tofino2": Chip("tofino2", "t2na", 20)}
 SRAM_PER_STAGE = 80
 """RAM blocks of 128 x 1,024 bits."""
-PHV_BITS = 4096
+MAP_RAM_PER_STAGE = 48
+TCAM_PER_STAGE = 24
+BLOCK = 2048
+"""Pairs in a RAM block: what `--largest` adds in one step."""
 SOURCES = {"bmv2": "v1model", "tofino": "tna", "tofino2": "tna"}
 
 
@@ -83,8 +89,9 @@ def run(command: list[str]) -> str:
 
 def version_of(compiler: str) -> str:
     done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
-    # The program's path, then "Version 1.2.5 (SHA: ...)".
-    return f"{Path(compiler).name} " + " ".join((done.stdout + done.stderr).partition("ersion")[2].split())
+    # The program's path, then "Version 1.2.5 (SHA: ...)"; the driver's name, then the number.
+    words = (done.stdout + done.stderr).split()[1:]
+    return " ".join([Path(compiler).name, *(word for word in words if word != "Version")])
 
 
 def write_json(path: Path, change: dict[str, Any]) -> None:
@@ -123,36 +130,73 @@ def build_tofino(tools: str, name: str) -> bool:
         return False
     out = BUILD / name
     shutil.rmtree(out, ignore_errors=True)
-    # The driver runs compiler and assembler: only the assembler says that a program has more stages than the chip.
-    run([
-        driver, "--target", chip.target, "--arch", chip.arch, "--std", "p4-16", "-g", "--auto-init-metadata",
-        "-o", str(out), "--p4runtime-files", str(BUILD / f"atp.{name}.p4info.txtpb"), "tna/atp.p4",
-    ])  # fmt: skip
+    # -g is what makes the compiler write its reports. They name the place that it ran at: they stay out of the repository.
+    run(tofino_command(driver, chip, out, BUILD / f"atp.{name}.p4info.txtpb", "-g"))
     logs = next(out.rglob("resources.json")).parent
     figures = resources(
         chip,
         json.loads((logs / "resources.json").read_text(encoding="utf-8")),
-        json.loads((logs / "metrics.json").read_text(encoding="utf-8")),
+        json.loads((logs / "phv.json").read_text(encoding="utf-8")),
     )
-    figures |= {"aggregators": aggregators_of(name), "sources_sha256": checksum(name), "compiler": version_of(driver)}
+    sources = {"sources_sha256": checksum(name), "compiler": version_of(driver)}
+    figures |= {"aggregators": aggregators_of(name), **sources}
+    known = (json.loads(REPORT.read_text(encoding="utf-8")) if REPORT.exists() else {}).get(name, {})
+    if "max_aggregators" in known and known["sources_sha256"] == figures["sources_sha256"]:
+        figures["max_aggregators"] = known["max_aggregators"]
     write_json(REPORT, {name: figures})
-    write_json(CHECKSUMS, {name: {"sources_sha256": checksum(name), "compiler": version_of(driver)}})
+    write_json(CHECKSUMS, {name: sources})
     return True
 
 
-def resources(chip: Chip, used: dict[str, Any], metrics: dict[str, Any]) -> dict[str, Any]:
-    """Figures from the compiler's ``resources.json`` and ``metrics.json``."""
+def tofino_command(driver: str, chip: Chip, out: Path, p4info: Path, *options: str) -> list[str]:
+    """The driver runs compiler and assembler: only the assembler says that a program has more stages than the chip."""
+    return [
+        driver, "--target", chip.target, "--arch", chip.arch, "--std", "p4-16", "--auto-init-metadata", *options,
+        "--p4runtime-force-std-externs", "--p4runtime-files", str(p4info), "-o", str(out), "tna/atp.p4",
+    ]  # fmt: skip
+
+
+def largest(tools: str, name: str) -> bool:
+    """Add aggregators, a RAM block of each register at a time, until the program does not fit; report the last that did."""
+    chip, driver = CHIPS[name], find(tools, "p4c")
+    if driver is None or find(tools, "p4c-barefoot") is None or find(tools, "bfas") is None:
+        return False
+    most = aggregators_of(name)
+    while most + BLOCK <= 1 << 16:
+        tried = most + BLOCK
+        with tempfile.TemporaryDirectory() as out:
+            command = tofino_command(driver, chip, Path(out), Path(out) / "p4info.txtpb", f"-DATP_AGGREGATORS={tried}")
+            done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
+        reason = next((line for line in (done.stdout + done.stderr).splitlines() if "error: " in line), "")
+        print(f"{name}: {tried} aggregators {'fit' if done.returncode == 0 else f'do not fit: {reason}'}")
+        if done.returncode != 0:
+            break
+        most = tried
+    report = json.loads(REPORT.read_text(encoding="utf-8"))
+    write_json(REPORT, {name: report[name] | {"max_aggregators": most}})
+    return True
+
+
+def resources(chip: Chip, used: dict[str, Any], phv: dict[str, Any]) -> dict[str, Any]:
+    """Figures from the compiler's ``resources.json`` and ``phv.json``; PHV without the tagalong containers, which no stage sees."""
     stages = used["resources"]["mau"]["mau_stages"]
     busy = [stage["stage_number"] for stage in stages if stage["logical_tables"]["ids"]]
-    srams = sum(len(stage["rams"]["srams"]) for stage in stages)
-    phv = sum(kind["bit_width"] * kind["containers_occupied"] for kind in metrics["phv"]["normal"])
+
+    def percent(what: str, blocks: str, per_stage: int) -> float:
+        return round(100 * sum(len(stage[what][blocks]) for stage in stages) / (chip.stages * per_stage), 1)
+
+    kinds = {kind: groups for kind, groups in used["resources"]["phv_containers"].items() if kind != "tagalong"}
+    bits = sum(group["units"] * group["width"] for groups in kinds.values() for group in groups)
+    occupied = sum(c["bit_width"] for c in phv["containers"] if c["container_type"] in kinds)
     return {
         "stages": max(busy) + 1,
         "stages_of_chip": chip.stages,
         "values_per_pass": VALUES,
-        "sram_percent": round(100 * srams / (chip.stages * SRAM_PER_STAGE), 1),
+        "sram_percent": percent("rams", "srams", SRAM_PER_STAGE),
+        "map_ram_percent": percent("map_rams", "maprams", MAP_RAM_PER_STAGE),
+        "tcam_percent": percent("tcams", "tcams", TCAM_PER_STAGE),
         "stateful_alus": sum(len(stage["meter_alus"]["meters"]) for stage in stages),
-        "phv_percent": round(100 * phv / PHV_BITS, 1),
+        "phv_percent": round(100 * occupied / bits, 1),
     }
 
 
@@ -164,14 +208,13 @@ def aggregators_of(name: str) -> int:
 
 
 def check() -> int:
-    """Compare the checksums in ``build/`` with the sources; 1 if something is stale."""
+    """Compare the checksums in ``build/`` with the sources; 1 if something is stale or missing."""
     built = json.loads(CHECKSUMS.read_text(encoding="utf-8")) if CHECKSUMS.exists() else {}
-    stale = [name for name in built if built[name]["sources_sha256"] != checksum(name)]
+    report = json.loads(REPORT.read_text(encoding="utf-8")) if REPORT.exists() else {}
+    places = [(name, built) for name in SOURCES] + [(name, report) for name in CHIPS]
+    stale = sorted({name for name, place in places if place.get(name, {}).get("sources_sha256") != checksum(name)})
     for name in stale:
         print(f"p4/build is older than the sources of {name}: run make -C p4 {name} and commit build/", file=sys.stderr)
-    missing = [name for name in SOURCES if name not in built]
-    if missing:
-        print(f"p4/build has nothing for {', '.join(missing)} yet: make -C p4 where p4c is installed")
     return 1 if stale else 0
 
 
@@ -180,6 +223,7 @@ def main() -> int:
     parser.add_argument("--tools", default="", help="directory below which p4c and bfas are, if not on PATH")
     parser.add_argument("--require", action="store_true", help="fail if a compiler is missing")
     parser.add_argument("--check", action="store_true", help="only compare checksums")
+    parser.add_argument("--largest", action="store_true", help="how many aggregators fit (tofino, tofino2; minutes)")
     parser.add_argument("targets", nargs="*", help="bmv2, tofino, tofino2")
     arguments = parser.parse_args()
     if arguments.check:
@@ -190,8 +234,11 @@ def main() -> int:
     BUILD.mkdir(exist_ok=True)
     missing = []
     for name in arguments.targets:
-        built = build_bmv2(arguments.tools) if name == "bmv2" else build_tofino(arguments.tools, name)
-        print(f"{name}: {'compiled' if built else 'compiler not installed, left alone'}")
+        if arguments.largest:
+            built = name != "bmv2" and largest(arguments.tools, name)
+        else:
+            built = build_bmv2(arguments.tools) if name == "bmv2" else build_tofino(arguments.tools, name)
+        print(f"{name}: {'done' if built else 'compiler not installed, left alone'}")
         if not built:
             missing.append(name)
     return 1 if missing and arguments.require else 0

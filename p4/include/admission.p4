@@ -19,6 +19,8 @@
 
     @id(0x01000003) action admit() {
         meta.admitted = 1;
+        /* A packet in transit that meets an aggregator is for level 1, which the key is until here. */
+        meta.key = hdr.atp.key ^ meta.level_bit;
     }
 
     @id(0x01000004) action allow(@id(1) bit<32> mask0) {
@@ -26,7 +28,6 @@
         /* Bits that the packet has and the rack has not. */
         meta.excess = hdr.atp.bitmap0 & ~mask0;
         meta.own_bit = hdr.atp.bitmap1;
-        meta.key = hdr.atp.key ^ LEVEL_BIT;
     }
 
     @id(0x01000005) action from_ps() {

@@ -96,14 +96,14 @@
 #define KEY_OWN P_FIRST
 #define KEY_VACANT P_SECOND
 #define KEY_OWN_STALE P_BOTH
-/* ACK: first = own at level 0; second = own at level 1. */
+/* ACK: first = own at level 1; second = own at level 0. */
 #define ACK_MISS P_NONE
 
 /* Missing workers: first = only this packet's are missing; second = none is. */
 #define MISSING_MORE P_NONE
 #define MISSING_THIS P_FIRST
 #define MISSING_NONE P_SECOND
-/* A register action that takes the aggregator reports: first = nobody else is missing. */
+/* A register action that takes the aggregator, or would, reports: first = nobody else is missing. */
 #define TAKE_MORE P_NONE
 #define TAKE_DONE P_FIRST
 

@@ -14,8 +14,8 @@
 #define IP_VERSION_IHL 0x45
 
 /*
- * Level 1 flips this bit of the key word, the sequence's top bit: one 32-bit comparison then tells job, sequence and
- * level. It takes a sequence at one level for the one 2^23 before it at the other, which needs 2^23 packets of a job
+ * Level 0 flips this bit of the key word, the sequence's top bit: one 32-bit comparison then tells job, sequence and
+ * level. (Level 0, because `admission` alone can then write the key: `transit` waits for no other table.) It takes a sequence at one level for the one 2^23 before it at the other, which needs 2^23 packets of a job
  * within T.
  */
 #define LEVEL_BIT 0x00800000
@@ -58,8 +58,10 @@ header second_t {
 /* From ingress to egress. */
 header bridge_t {
     bit<8>  verdict;
-    bit<8>  marked; /* 1: this switch set the ECN bit */
-    bit<16> group;
+    bit<8>  flooded; /* 1: not for the port that it came in on */
+    bit<16> group;   /* of an ACK, or 0 */
+    bit<7>  zero;
+    bit<9>  ingress_port;
 }
 
 #endif

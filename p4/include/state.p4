@@ -6,7 +6,7 @@
  */
     @hidden table missing_access {
         key = { meta.kind : ternary; meta.key_result : ternary; }
-        actions = { missing_take; missing_add; missing_peek; @defaultonly NoAction; }
+        actions = { missing_take; missing_add; missing_peek; missing_weigh; @defaultonly NoAction; }
         const default_action = NoAction();
         const entries = {
             (K_GRAD, KEY_VACANT) : missing_take();
@@ -15,6 +15,8 @@
             (K_REPEAT, KEY_OWN) : missing_add();
             (K_RESEND0, KEY_OWN) : missing_add();
             (K_RESEND1, KEY_OWN) : missing_peek();
+            /* a repeat that passes: is it its whole rack? */
+            (K_REPEAT0, ANY) : missing_weigh();
         }
     }
 

@@ -10,15 +10,12 @@
 #ifndef ATP_AGGREGATORS
 #define ATP_AGGREGATORS 40960
 #endif
-/* A stateful ALU of Tofino 2 has four comparisons, its predicate sixteen bits. */
-#define PREDICATE_BITS 16
 #define RECIRCULATION_PORT 6
 #else
 #include <tna.p4>
 #ifndef ATP_AGGREGATORS
 #define ATP_AGGREGATORS 22528
 #endif
-#define PREDICATE_BITS 4
 #define RECIRCULATION_PORT 68
 #endif
 
@@ -33,7 +30,11 @@
 #define ATP_ECN_THRESHOLD 1250
 
 typedef PortId_t port_t;
-typedef bit<PREDICATE_BITS> predicate_t;
+/*
+ * A stateful ALU of Tofino 2 has four comparisons and a predicate of sixteen bits: with two of them it stays in the low four,
+ * which take a quarter of the PHV.
+ */
+typedef bit<4> predicate_t;
 
 #include "../include/headers.p4"
 
@@ -57,6 +58,7 @@ struct meta_t {
     bit<8>      verdict;
     bit<8>      op;
     bit<8>      out_;
+    bit<8>      flooded;
     bit<1>      known;
     bit<1>      in_region;
     bit<1>      admitted;
@@ -75,6 +77,7 @@ struct meta_t {
     bit<32>     excess;
     bit<32>     own_bit;
     bit<32>     needed;
+    bit<32>     level_bit;
     bit<32>     key;
     bit<32>     present;
     bit<32>     cover;
@@ -145,20 +148,23 @@ parser AtpParser(packet_in packet, out headers_t hdr, out meta_t meta, out ingre
 
     /* The bitmap of the packet's level is wanted in the first stage, as a key. */
     state parse_whole {
-        transition select(packet.lookahead<bit<112>>()[5:5]) {
-            0 : parse_level0;
-            1 : parse_level1;
+        bit<112> next = packet.lookahead<bit<112>>();
+        transition select(next[1:1], next[5:5]) {
+            (0, 0) : parse_level0;
+            default : parse_level1;
         }
     }
 
     state parse_level0 {
         packet.extract(hdr.atp);
         meta.key = hdr.atp.key;
+        meta.level_bit = LEVEL_BIT;
         meta.own_bit = hdr.atp.bitmap0;
         packet.extract(hdr.values);
         transition accept;
     }
 
+    /* Also an ACK, which is for either level: its key is that of level 1, whatever bits it has. */
     state parse_level1 {
         packet.extract(hdr.atp);
         meta.key = hdr.atp.key;
@@ -192,10 +198,6 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
 
 #include "../include/admission.p4"
 #include "../include/forwarding.p4"
-
-    action level1() {
-        meta.key = hdr.atp.key ^ LEVEL_BIT;
-    }
 
     /* The ALU of the key takes two words: the key, and the time or, for an ACK, the key of the other level. */
     action take_time() {
@@ -317,6 +319,12 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
         }
     };
 
+    RegisterAction<bit<32>, bit<16>, predicate_t>(missing) missing_weighed = {
+        void apply(inout bit<32> left, out predicate_t result) {
+            result = this.predicate(meta.needed == 0);
+        }
+    };
+
     RegisterAction<bit<32>, bit<16>, bit<32>>(present) present_taken = {
         void apply(inout bit<32> bits, out bit<32> result) {
             result = bits;
@@ -391,6 +399,7 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
     ACCESS(missing_take, missing_result, missing_taken)
     ACCESS(missing_add, missing_result, missing_added)
     ACCESS(missing_peek, missing_result, missing_peeked)
+    ACCESS(missing_weigh, missing_result, missing_weighed)
     ACCESS(present_take, present, present_taken)
     ACCESS(present_add, present, present_added)
     ACCESS(present_peek, present, present_peeked)
@@ -426,8 +435,10 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
         hdr.second.setInvalid();
         hdr.bridge.setValid();
         hdr.bridge.verdict = meta.verdict;
-        hdr.bridge.marked = meta.ecn;
+        hdr.bridge.flooded = meta.flooded;
         hdr.bridge.group = 0;
+        hdr.bridge.zero = 0;
+        hdr.bridge.ingress_port = ig_intr_md.ingress_port;
     }
 
     action replicate() {
@@ -435,8 +446,10 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
         ig_dprsr_md.drop_ctl = 0;
         hdr.bridge.setValid();
         hdr.bridge.verdict = meta.verdict;
-        hdr.bridge.marked = 0;
+        hdr.bridge.flooded = 0;
         hdr.bridge.group = meta.group;
+        hdr.bridge.zero = 0;
+        hdr.bridge.ingress_port = ig_intr_md.ingress_port;
         /* or the unicast copy would leave too */
         invalidate(ig_tm_md.ucast_egress_port);
     }
@@ -473,7 +486,6 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
     }
 
     apply {
-        l2_forward.apply();
         if (hdr.atp.isValid() && hdr.atp.is_ack == 1) {
             take_other_key();
         } else {
@@ -484,20 +496,23 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
             region.apply();
             ps_port.apply();
             if (!hdr.second.isValid()) {
-                /* An ACK is for either level: its key is that of level 0. */
-                if (hdr.atp.edge_switch_identifier == 1 && hdr.atp.is_ack == 0) {
-                    level1();
-                    admission.apply();
-                } else if (!admission.apply().hit) {
-                    transit.apply();
+                if (!admission.apply().hit) {
+                    if (hdr.atp.edge_switch_identifier == 0) {
+                        transit.apply();
+                    }
                 }
             }
             if (hdr.ipv4.ecn == IP_ECN_CE || hdr.atp.ecn == 1) {
                 meta.ecn = 1;
             }
         }
+        /* not a second time in the second pass */
+        if (meta.known == 1 && !hdr.second.isValid()) {
+            bytes_in.count(ATP_JOB_ID(hdr.atp.key));
+        }
         gate.apply();
         need.apply();
+        l2_forward.apply();
         missing_access.apply();
         present_access.apply();
         cover_access.apply();
@@ -506,11 +521,9 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
 #define APPLY(pair, first, second) pair.apply(hdr.values.first, hdr.values.second, meta.op, hdr.atp.aggregator_index);
         ATP_PAIRS(APPLY)
         emission.apply();
+        marking.apply();
         exit_.apply();
         count_event();
-        if (meta.known == 1) {
-            bytes_in.count(ATP_JOB_ID(hdr.atp.key));
-        }
     }
 }
 
@@ -583,6 +596,9 @@ control AtpEgress(inout egress_headers_t hdr, inout egress_meta_t meta, in egres
     }
 
     apply {
+        if (meta.bridge.flooded == 1 && meta.bridge.ingress_port == eg_intr_md.egress_port) {
+            eg_dprsr_md.drop_ctl = 1;
+        }
         if (meta.bridge.group != 0) {
             replica.apply();
             if (meta.dst_port != 0) {

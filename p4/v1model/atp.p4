@@ -55,6 +55,7 @@ struct meta_t {
     bit<16> group;
     bit<16> dst_port;
     bit<8>  congested;
+    bit<8>  flooded;
     bit<32> full0;
     bit<32> full1;
     bit<32> outside0;
@@ -62,6 +63,7 @@ struct meta_t {
     bit<32> excess;
     bit<32> own_bit;
     bit<32> needed;
+    bit<32> level_bit;
     bit<32> key;
     bit<32> present;
     bit<32> cover;
@@ -225,8 +227,8 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
         missing.read(still, index);
         cover.read(seen, index);
         present.read(here, index);
-        bool own0 = old == hdr.atp.key;
-        bool own1 = old == hdr.atp.key ^ LEVEL_BIT;
+        bool own0 = old == hdr.atp.key ^ LEVEL_BIT;
+        bool own1 = old == hdr.atp.key;
         bool leftover = own0 && (still | seen) != meta.full0 || own1 && (still | seen) != meta.full1;
         meta.key_result = leftover ? 8w1 : (own0 ? 8w2 : (own1 ? 8w4 : 8w1));
         keys.write(index, own0 || own1 ? 32w0 : old);
@@ -254,6 +256,10 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
     action missing_peek() {
         missing.read(old, index);
         meta.missing_result = old == 0 ? 8w4 : (old == meta.own_bit ? 8w2 : 8w1);
+    }
+
+    action missing_weigh() {
+        meta.missing_result = (meta.needed == 0 ? 8w2 : 8w1);
     }
 
     action present_take() {
@@ -318,12 +324,12 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
             l2_forward.apply();
             if (hdr.atp.isValid()) {
                 meta.job = ATP_JOB_ID(hdr.atp.key);
+                meta.key = hdr.atp.key;
                 if (hdr.atp.edge_switch_identifier == 1) {
-                    meta.key = hdr.atp.key ^ LEVEL_BIT;
                     meta.own_bit = hdr.atp.bitmap1;
                 } else {
-                    meta.key = hdr.atp.key;
                     meta.own_bit = hdr.atp.bitmap0;
+                    meta.level_bit = hdr.atp.is_ack == 1 ? 32w0 : LEVEL_BIT;
                 }
                 job.apply();
                 region.apply();
@@ -335,7 +341,7 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
                     meta.ecn = 1;
                 }
             }
-            if (meta.key != hdr.atp.key) {
+            if (meta.key == hdr.atp.key) {
                 /* level 1 */
                 meta.whole = meta.full1;
             } else {
@@ -362,6 +368,7 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
                 ecn_marked.count(job_index);
             }
             emission.apply();
+            marking.apply();
             if (meta.out_ == OUT_CARRY_FREE) {
                 keys.write(index, 0);
                 present.write(index, 0);
@@ -372,6 +379,7 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
             } else if (meta.out_ == OUT_MULTICAST && meta.group != 0) {
                 standard.egress_spec = 0;
                 standard.mcast_grp = meta.group;
+                meta.flooded = 0;
             }
         }
     }
@@ -396,7 +404,9 @@ control AtpEgress(inout headers_t hdr, inout meta_t meta, inout standard_metadat
     }
 
     apply {
-        if (meta.verdict != V_NONE) {
+        if (meta.flooded == 1 && standard.egress_port == standard.ingress_port) {
+            mark_to_drop(standard);
+        } else if (meta.verdict != V_NONE) {
             bytes_out.count(meta.known == 1 ? (bit<32>)meta.job : 0);
         }
         if (meta.out_ == OUT_MULTICAST) {

@@ -141,6 +141,7 @@ class Meta:
 
     kind: int = 0
     key: int = 0
+    level_bit: int = 0
     bit: int = 0
     needed: int = 0
     ecn: int = 0
@@ -258,7 +259,8 @@ class TableSwitch:
         values = list(Packet.parse(packet.port, payload).values) if whole else []
         level = h.edge_switch_identifier
         meta = Meta(kind=self.codes["K_SHORT"] if short else 0)
-        meta.key = (h.job_id << 24 | h.sequence) ^ (0 if h.is_ack else level * LEVEL_BIT)
+        meta.key = h.job_id << 24 | h.sequence
+        meta.level_bit = 0 if h.is_ack or level else LEVEL_BIT
         meta.bit = h.bitmap1 if level else h.bitmap0
         own_mark = h.ecn
         meta.ecn = int(h.ecn or packet.ce)
@@ -297,9 +299,10 @@ class TableSwitch:
         mask0 = self.transits.get((h.job_id, port, h.bitmap1))
         on_way = mask0 is not None and not admitted and not h.edge_switch_identifier and not second_pass
         excess = h.bitmap0 & ~(mask0 or 0) if on_way else 0
+        if admitted:
+            meta.key ^= meta.level_bit
         if on_way:
             meta.bit = h.bitmap1
-            meta.key ^= LEVEL_BIT
         full = (job.full0, job.full1) if job else (0, 0)
         action, (kind,) = self.tables["gate"].apply(
             int(second_pass),
@@ -327,7 +330,7 @@ class TableSwitch:
         s = self.state.setdefault(index, State())
         if action != "set_kind":
             getattr(self, action)(s, meta)
-        level = int(meta.key != (h.job_id << 24 | h.sequence))
+        level = int(meta.key == (h.job_id << 24 | h.sequence))
         meta.needed = full[level] & ~meta.bit
         for register in ("missing", "present", "cover", "mark"):
             access, _ = self.tables[f"{register}_access"].apply(meta.kind, meta.key_result)
@@ -341,8 +344,11 @@ class TableSwitch:
         if op == self.codes["OP_WRITE"] or (op == self.codes["OP_ADD"] and gradient):
             s.stamp_ns = self.now_ns
             self.seen[index] = level, h.sequence
-        edit, _ = self.tables["emission"].apply(meta.kind, verdict, meta.needed)
-        return verdict, op, out, self.edit(edit, h, meta), values, meta.cover
+        edit, _ = self.tables["emission"].apply(meta.kind, verdict, meta.missing_result)
+        h = self.edit(edit, h, meta)
+        if self.tables["marking"].apply(verdict, meta.mark, meta.ecn)[0] == "emit_marked":
+            h = replace(h, ecn=1)
+        return verdict, op, out, h, values, meta.cover
 
     def run_values(self, s: State, values: list[int], op: int) -> list[int]:
         c = self.codes
@@ -360,21 +366,19 @@ class TableSwitch:
 
     def edit(self, action: str, h: Header, meta: Meta) -> Header:
         if action == "emit_rack":
-            return replace(h, bitmap0=meta.cover, ecn=meta.mark, edge_switch_identifier=1)
+            return replace(h, bitmap0=meta.cover, edge_switch_identifier=1)
         if action == "emit_first_rack":
-            return replace(h, bitmap0=meta.cover, ecn=meta.mark, edge_switch_identifier=1, collision=0)
+            return replace(h, bitmap0=meta.cover, edge_switch_identifier=1, resend=0, collision=0)
         if action == "emit_first_racks":
-            return replace(h, bitmap1=meta.cover, ecn=meta.mark, edge_switch_identifier=1, collision=0)
+            return replace(h, bitmap1=meta.cover, edge_switch_identifier=1, resend=0, collision=0)
         if action == "emit_whole":
-            return replace(h, ecn=meta.ecn, edge_switch_identifier=1)
+            return replace(h, edge_switch_identifier=1)
         if action == "emit_part_of_rack":
-            return replace(h, bitmap0=meta.cover, ecn=meta.mark)
+            return replace(h, bitmap0=meta.cover)
         if action == "emit_racks":
-            return replace(h, bitmap1=meta.cover, ecn=meta.mark, edge_switch_identifier=1)
+            return replace(h, bitmap1=meta.cover, edge_switch_identifier=1)
         if action == "emit_collision":
-            return replace(h, ecn=meta.ecn, collision=1, resend=1)
-        if action == "emit_as_is":
-            return replace(h, ecn=meta.ecn)
+            return replace(h, collision=1, resend=1)
         return h
 
     # -- register actions, as in p4/tna/atp.p4
@@ -419,6 +423,9 @@ class TableSwitch:
 
     def missing_peek(self, s: State, m: Meta) -> None:
         m.missing_result = self.compare(s.missing == m.bit, s.missing == 0)
+
+    def missing_weigh(self, s: State, m: Meta) -> None:
+        m.missing_result = self.compare(m.needed == 0, False)
 
     def present_take(self, s: State, m: Meta) -> None:
         m.present, s.present = s.present, m.bit

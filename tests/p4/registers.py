@@ -28,7 +28,7 @@ class Registers:
         index = header.aggregator_index
         held = self.read("keys", index)
         for level in (0, 1):
-            if held == (header.job_id << 24 | header.sequence) ^ level * LEVEL_BIT:
+            if held == (header.job_id << 24 | header.sequence) ^ (1 - level) * LEVEL_BIT:
                 self.seen[index] = level, header.sequence
 
     def aggregator(self, index: int) -> Aggregator:

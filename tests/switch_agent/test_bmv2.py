@@ -131,6 +131,7 @@ def test_ordinary_traffic(bmv2: Bmv2, run_agent: Any) -> None:
     assert bmv2.receive(2) == unknown
     bmv2.send(1, 99, unknown)  # nobody knows where that is
     assert [bmv2.receive(port) for port in (2, 3, 4, 5)] == [unknown] * 4
+    assert bmv2.receive(1) is None, "a flooded frame came back to its sender"
     assert operator.apply(wanted(bmv2)).in_sync
     assert operator.apply().in_sync
     gradient(bmv2, 1, 0)
