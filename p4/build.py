@@ -130,7 +130,7 @@ def build_tofino(tools: str, name: str) -> bool:
         return False
     out = BUILD / name
     shutil.rmtree(out, ignore_errors=True)
-    # -g is what makes the compiler write its reports. They name the place that it ran at: they stay out of the repository.
+    # -g makes the compiler write its reports. They name the place that it ran at, so they stay out of the repository.
     run(tofino_command(driver, chip, out, BUILD / f"atp.{name}.p4info.txtpb", "-g"))
     logs = next(out.rglob("resources.json")).parent
     figures = resources(
@@ -157,7 +157,7 @@ def tofino_command(driver: str, chip: Chip, out: Path, p4info: Path, *options: s
 
 
 def largest(tools: str, name: str) -> bool:
-    """Add aggregators, a RAM block of each register at a time, until the program does not fit; report the last that did."""
+    """Add aggregators, a RAM block at a time, until the program does not fit; report the last number that did."""
     chip, driver = CHIPS[name], find(tools, "p4c")
     if driver is None or find(tools, "p4c-barefoot") is None or find(tools, "bfas") is None:
         return False
@@ -178,7 +178,7 @@ def largest(tools: str, name: str) -> bool:
 
 
 def resources(chip: Chip, used: dict[str, Any], phv: dict[str, Any]) -> dict[str, Any]:
-    """Figures from the compiler's ``resources.json`` and ``phv.json``; PHV without the tagalong containers, which no stage sees."""
+    """Figures from the compiler's ``resources.json`` and ``phv.json``; PHV without tagalong containers (no stage sees them)."""
     stages = used["resources"]["mau"]["mau_stages"]
     busy = [stage["stage_number"] for stage in stages if stage["logical_tables"]["ids"]]
 
