@@ -178,7 +178,10 @@ def largest(tools: str, name: str) -> bool:
 
 
 def resources(chip: Chip, used: dict[str, Any], phv: dict[str, Any]) -> dict[str, Any]:
-    """Figures from the compiler's ``resources.json`` and ``phv.json``; PHV without tagalong containers (no stage sees them)."""
+    """Figures from the compiler's ``resources.json`` and ``phv.json``.
+
+    PHV is counted by containers, without the tagalong ones, which no stage sees.
+    """
     stages = used["resources"]["mau"]["mau_stages"]
     busy = [stage["stage_number"] for stage in stages if stage["logical_tables"]["ids"]]
 
