@@ -96,7 +96,7 @@ def draw(results: dict[str, dict[str, Any]]) -> dict[str, str]:
             [("", [("hashed", hashed["hash_gbit"]), ("linear", hashed["linear_gbit"])])],
         ),
         "congestion.svg": bars(
-            "Half of the aggregators needed, congestion control on and off",
+            "Half of the aggregators that three jobs hold at their peak, congestion control on and off",
             "Gbit/s at 10 Gbit/s",
             [("", [("plenty", control["plenty"]), ("with", control["with"]), ("without", control["without"])])],
         ),

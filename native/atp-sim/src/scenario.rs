@@ -155,7 +155,7 @@ fn one_loss(percent: f64, switchml: bool, seed: u64) -> Result<(f64, Value), Str
     let detail = json!({
         "goodput_gbit": round(g), "retransmits": get("endpoint.retransmits"), "timeouts": get("endpoint.timeouts"), "probes": get("endpoint.probes"), "reanswers": get("endpoint.reanswers"),
         "needless": get("endpoint.needless_retransmits"), "cuts": get("endpoint.window_cuts"),
-        "aggregated": get("endpoint.aggregated_packets"), "by_host": get("endpoint.host_summed_packets"), "all": totals,
+        "aggregated": get("endpoint.aggregated_packets"), "by_host": get("endpoint.host_summed_packets")
     });
     Ok((g, detail))
 }
