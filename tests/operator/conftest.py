@@ -356,7 +356,7 @@ class Operator:
             "ATP_METRICS_PORT": str(self.metrics_port),
             "ATP_LEASE_SECONDS": "3",
             "ATP_RESYNC_SECONDS": "2",
-            "ATP_QUARANTINE_SECONDS": "2",
+            "ATP_QUARANTINE_SECONDS": "6",
             "ATP_SWITCH_WAIT_SECONDS": "4",
             "ATP_SWITCH_LOSS_SECONDS": "2",
             "ATP_RELEASE_WAIT_SECONDS": "10",

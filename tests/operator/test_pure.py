@@ -265,6 +265,26 @@ def test_window_never_exceeds_the_aggregators_and_slots_are_a_power_of_two() -> 
     assert told["maxWindow"] == 300 and told["indexTableSize"] == 512
 
 
+@pytest.mark.parametrize(
+    ("size", "values", "window", "slots"),
+    [
+        (4096, 62, 1024, 4096),
+        (65536, 62, 1024, 4096),
+        (1500, 62, 1024, 2048),
+        (65536, 350, 1024, 2048),
+        (65536, 870, 1024, 1024),
+        (0, 62, 1024, 4096),
+    ],
+)
+def test_more_sequences_may_be_open_than_a_window_holds(size: int, values: int, window: int, slots: int) -> None:
+    """As many as there are aggregators, and as the parameter server can keep answers of."""
+    job = running(host_only(located(1, "n0"), PS))
+    job.status.regions = (Region(0, size),) if size else ()
+    job.status.values = values
+    told = json.loads(assignments(job)["w0"])
+    assert (told["maxWindow"], told["indexTableSize"]) == (window, slots)
+
+
 def test_known_ports_go_to_the_agent() -> None:
     view = AgentView(known=True, reachable=True, connected=True, capacity=Capacity(aggregators=64))
     raw = {
