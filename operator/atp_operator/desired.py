@@ -12,6 +12,11 @@ from atp_api.switchagent.v1alpha1 import switchagent_pb2 as pb
 from .model import Job, Placement, Seat, Switch
 
 MAX_WINDOW = 1024
+"""Packets of one worker on their way."""
+MAX_OPEN = 4 * MAX_WINDOW
+"""Sequences of one worker that are open: beyond the window, so that a lost packet does not stop those behind it."""
+ANSWERS_BYTES = 16 << 20
+"""What a parameter server may keep of answers; it keeps four for each slot of the index table."""
 
 
 def desired_jobs(switch: Switch, jobs: Iterable[Job]) -> list[pb.Job]:
@@ -75,10 +80,14 @@ def assignments(job: Job) -> Mapping[str, str]:
         return {}
     # A window larger than the job's aggregators would only collide with itself. The index table (slot = sequence mod P)
     # is at least the largest window, and a power of two so that slots stay continuous where the 24-bit sequence wraps.
-    # So is the number of shards: with P at least that number, a slot and its index belong to one shard.
+    # So is the number of shards: with P at least that number, a slot and its index belong to one shard. Up to P sequences
+    # may be open at once.
+    values = status.values or wire.VALUES_BASE
     table = sum(region.size for region in status.regions)
     window = min(MAX_WINDOW, table) if table else MAX_WINDOW
-    slots = max(1 << (window - 1).bit_length(), len(placement.servers))
+    affordable = min(MAX_OPEN, ANSWERS_BYTES // (4 * 4 * values))
+    opened = max(window, min(table or MAX_OPEN, 1 << (affordable.bit_length() - 1)))
+    slots = max(1 << (opened - 1).bit_length(), len(placement.servers))
     common: dict[str, object] = {
         "apiVersion": "atp.dev/v1alpha1",
         "job": job.key,
@@ -87,7 +96,7 @@ def assignments(job: Job) -> Mapping[str, str]:
         "revision": status.revision,
         "jobId": status.job_id,
         "mode": status.mode,
-        "valuesPerPacket": status.values or wire.VALUES_BASE,
+        "valuesPerPacket": values,
         "scale": job.spec.scale,
         "port": wire.UDP_PORT,
         "regions": [{"start": r.start, "size": r.size} for r in status.regions],
