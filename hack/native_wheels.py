@@ -38,7 +38,14 @@ TRANSPORT = Wheel(
 SIMULATOR = Wheel(
     "atp-sim",
     "atp-sim",
-    ("native/atp-proto", "native/atp-switch", "native/atp-sim", "native/Cargo.lock", "softswitch/include", "softswitch/src"),
+    (
+        "native/atp-proto",
+        "native/atp-switch",
+        "native/atp-sim",
+        "native/Cargo.lock",
+        "softswitch/include",
+        "softswitch/src",
+    ),
 )
 ALL = (TRANSPORT, SIMULATOR)
 

@@ -80,8 +80,8 @@ def assignments(job: Job) -> Mapping[str, str]:
         return {}
     # A window larger than the job's aggregators would only collide with itself. The index table (slot = sequence mod P)
     # is at least the largest window, and a power of two so that slots stay continuous where the 24-bit sequence wraps.
-    # So is the number of shards: with P at least that number, a slot and its index belong to one shard. Up to P sequences
-    # may be open at once.
+    # So is the number of shards: with P at least that number, a slot and its index belong to one shard. Up to P
+    # sequences may be open at once.
     values = status.values or wire.VALUES_BASE
     table = sum(region.size for region in status.regions)
     window = min(MAX_WINDOW, table) if table else MAX_WINDOW

@@ -362,7 +362,7 @@ ATP_INLINE void atp_decide(struct atp_aggregator_head *a, struct atp_header *h, 
         return;
     }
     c[ATP_C_COMPLETED]++;
-    h->flags &= ~ATP_F_COLLISION; /* the first copy of the result, whatever completed it */
+    h->flags &= ~ATP_F_COLLISION;            /* the first copy of the result, whatever completed it */
     step->load = step->op == ATP_VALUES_ADD; /* a fan-in of 1 carries its own values already */
     atp_emit_header(a, h, p->level);
 }
