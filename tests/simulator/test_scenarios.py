@@ -25,3 +25,22 @@ def test_equal_jobs_get_equal_shares(scenario: Scenario) -> None:
     figures = scenario("fairness")
     assert figures["two_jobs_gap"] < 0.05
     assert figures["jain"] > 0.8
+
+
+def test_losses_cost_little(scenario: Scenario) -> None:
+    figures = scenario("loss")
+    atp, switchml = figures["atp_relative_goodput"], figures["switchml_relative_goodput"]
+    assert atp["0.1"] >= 0.98
+    assert atp["1"] > 0.5
+    assert all(atp[percent] > switchml[percent] for percent in ("0.001", "0.01", "0.1", "1"))
+
+
+def test_shared_aggregators_serve_more_than_reserved_ones(scenario: Scenario) -> None:
+    assert scenario("sharing")["dynamic_over_static"] > 1.3
+
+
+def test_congestion_control_keeps_jobs_going_on_half_of_their_aggregators(scenario: Scenario) -> None:
+    figures = scenario("congestion")
+    assert figures["aggregators"] == figures["peak_aggregators"] // 2
+    assert figures["with"] > 2 * figures["without"]
+    assert min(low for low, _ in figures["with_range"]) > max(high for _, high in figures["without_range"])
