@@ -20,6 +20,7 @@ for package in proto/atp_api operator/atp_operator switch-agent/atp_switch_agent
     check "mypy $package" "$PY" -m mypy "$package"
 done
 check "generated wire layout" "$PY" proto/generate.py --check
+check "chart definitions" charts/sync-crds --check
 check rustfmt bash -c 'cd native && cargo fmt --check'
 check clippy bash -c 'cd native && cargo clippy -q --all-targets -- -D warnings'
 check clang-format make -s -C softswitch format-check
