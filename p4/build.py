@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import lzma
 import os
 import re
 import shutil
@@ -138,6 +139,10 @@ def build_tofino(tools: str, name: str) -> bool:
         json.loads((logs / "resources.json").read_text(encoding="utf-8")),
         json.loads((logs / "phv.json").read_text(encoding="utf-8")),
     )
+    # What the assembler got, for tests that run it (tests/p4/assembly.py); without the one line that differs each time.
+    assembly = next(out.rglob("atp.bfa")).read_text(encoding="utf-8")
+    assembly = re.sub(r"^  run_id: .*\n", "", assembly, flags=re.MULTILINE)
+    (BUILD / f"atp.{name}.bfa.xz").write_bytes(lzma.compress(assembly.encode(), preset=9))
     sources = {"sources_sha256": checksum(name), "compiler": version_of(driver)}
     figures |= {"aggregators": aggregators_of(name), **sources}
     known = (json.loads(REPORT.read_text(encoding="utf-8")) if REPORT.exists() else {}).get(name, {})

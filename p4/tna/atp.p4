@@ -24,8 +24,8 @@
 #define ATP_PS_PORT_SIZE 2048
 #define ATP_REPLICA_SIZE 8192
 #define ATP_L2_SIZE 2048
-/* T in units of 2^16 ns: the stamp is bits 16 to 47 of the clock. */
-#define STALE_UNITS (ATP_STALE_NS / 65536)
+/* T in units of 2^16 ns, not shorter: the stamp is bits 16 to 47 of the clock. */
+#define STALE_UNITS ((ATP_STALE_NS + 65535) / 65536)
 /* Cells of 80 bytes in the egress queue. */
 #define ATP_ECN_THRESHOLD 1250
 
