@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,8 +21,9 @@ from conformance.switches import (
     mac_of,
     payload_of,
 )
-from conformance.test_vectors import ALL, START_MS, prepare
+from conformance.test_vectors import ALL, STALE_NS, START_MS, prepare
 from p4_tables import COUNTED_BY, SECOND_PASS, preprocess
+from test_races import STEPS, Checked, covered, sum_of
 from test_tables import NOT_STICKY, reason_to_skip
 
 from atp_api.wire import Header
@@ -141,6 +143,9 @@ class Pipe:
 
     # -- packets
 
+    def between_passes(self) -> None:
+        """What comes in while a packet is on its way through the loopback port."""
+
     def send(self, packet: Packet, dst: str, expected: int) -> list[Packet]:
         del expected
         payload = packet.payload()
@@ -177,6 +182,7 @@ class Pipe:
             return []
         if program.told("ingress", phv, "bypss_egr"):
             assert unicast == self.loopback and not group
+            self.between_passes()
             return self.one_pass(unicast, data)
         copies = [(unicast, 0)] if unicast else []
         copies += [(self.port(p), instance) for instance, p in enumerate(self.groups.get(group, []), 1)]
@@ -295,3 +301,51 @@ def test_a_long_queue_marks_a_sum(chip: str) -> None:
     header = Header(job_id=1, sequence=1, bitmap0=1, bitmap1=1, fan_in_degree0=1)
     out = switch.send(Packet("w0", header, (1,) * 62), "ps", 1)
     assert [(p.header.ecn, p.header.edge_switch_identifier) for p in out] == [(1, 1)]
+
+
+class Crossed(Pipe):
+    """Random packets in between the passes of others, and a check of all that leaves (as test_races)."""
+
+    def __init__(self, chip: str, rng: random.Random) -> None:
+        super().__init__(chip)
+        self.source = Checked(rng)
+        self.rng = rng
+        self.depth = 0
+        self.left = 0
+
+    def between_passes(self) -> None:
+        if self.depth < 4 and self.rng.random() < 0.5:
+            passes, self.passes = self.passes, 0
+            self.send(self.source.random_packet(), "ps", 0)
+            self.passes = passes
+
+    def send(self, packet: Packet, dst: str, expected: int) -> list[Packet]:
+        self.depth += 1
+        out = super().send(packet, dst, expected)
+        self.depth -= 1
+        for p in out:
+            if not p.header.is_ack:
+                self.left += 1
+                assert p.values == sum_of(covered(p.header), p.header.sequence), p.header
+        return out
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("seed", range(5))
+def test_what_leaves_is_what_it_says_when_packets_cross(chip: str, seed: int) -> None:
+    rng = random.Random(seed)
+    switch = Crossed(chip, rng)
+    switch.set_group(1, ["w0", "w1", "w2", "up"])
+    switch.set_job(1, 62, 0b11, 0b11, 1, [(0, 16)])
+    for port, edge, bit in (("w0", 0, 1), ("w1", 0, 2), ("up", 1, 1), ("w2", 1, 2)):
+        switch.admit(1, port, edge, bit)
+    switch.transit(1, "up", 1, 0b11)
+    switch.ps_port(1, "ps")
+    now = 10 * STALE_NS
+    for _ in range(STEPS):
+        now += rng.choice([1_000, 1_000_000, STALE_NS * 2 if rng.random() < 0.1 else 1_000])
+        switch.set_clock(now)
+        switch.send(switch.source.random_packet(), "ps", 0)
+    assert switch.left > 5
+    held = sum(1 for index in (0, 1) if switch.word("owners", index)[0])
+    assert switch.occupancy(1) == held, "occupancy as the agent computes it"
