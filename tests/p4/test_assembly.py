@@ -349,3 +349,21 @@ def test_what_leaves_is_what_it_says_when_packets_cross(chip: str, seed: int) ->
     assert switch.left > 5
     held = sum(1 for index in (0, 1) if switch.word("owners", index)[0])
     assert switch.occupancy(1) == held, "occupancy as the agent computes it"
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("edge", [0, 1])
+def test_an_ack_from_a_port_that_may_also_send_gradients_releases_either_level(chip: str, edge: int) -> None:
+    switch = Pipe(chip)
+    switch.set_clock(START_MS * 1_000_000)
+    switch.set_job(1, 62, 0b11, 0b11, 0, [(0, 16)])
+    switch.ps_port(1, "ps")
+    for port, level, bit in (("ps", 0, 1), ("ps", 1, 1), ("w0", edge, 2)):
+        switch.admit(1, port, level, bit)
+    header = Header(job_id=1, sequence=1, bitmap0=2, bitmap1=2, edge_switch_identifier=edge)
+    switch.send(Packet("w0", header, (1,) * 62), "ps", 0)
+    assert switch.aggregator(0).level == edge
+    # Its bits are those of an entry, which makes no gradient of it.
+    ack = Header(job_id=1, sequence=1, is_ack=1, bitmap0=1, bitmap1=1)
+    switch.send(Packet("ps", ack, (1,) * 62), "w0", 1)
+    assert switch.aggregator(0).job == 0
