@@ -39,6 +39,14 @@ def test_shared_aggregators_serve_more_than_reserved_ones(scenario: Scenario) ->
     assert scenario("sharing")["dynamic_over_static"] > 1.3
 
 
+def test_a_slow_switch_that_marks_nothing_is_not_flooded(scenario: Scenario) -> None:
+    """Drops and late packets at a queue that outlasts many smallest round trips must not start resending for good."""
+    figures = scenario("slow")
+    for order in ("ordered", "reordered"):
+        assert figures[f"{order}_sent_again"] < 0.06
+        assert figures[f"{order}_goodput"] > 1.85
+
+
 def test_congestion_control_keeps_jobs_going_on_half_of_their_aggregators(scenario: Scenario) -> None:
     figures = scenario("congestion")
     assert figures["aggregators"] == figures["peak_aggregators"] // 2

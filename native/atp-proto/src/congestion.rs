@@ -107,9 +107,15 @@ pub struct Rtt {
     variation: f64,
     /// Smallest sample of the epoch: what the path takes. Later ones may all hold a wait for somebody.
     minimum: Option<Nanos>,
+    /// The same from answers that may be to an earlier copy.
+    rough: Option<Nanos>,
+    samples: u32,
     /// Smallest of the current run of samples, and of the `RECENT` samples before it.
     recent: [Nanos; 2],
     recent_count: u32,
+    /// The same of all samples, also of those that may hold a wait for a repeat.
+    any: [Nanos; 2],
+    any_count: u32,
     min_rto: Nanos,
     max_rto: Nanos,
     pub histogram: [u64; RTT_BUCKETS],
@@ -120,10 +126,33 @@ pub struct Rtt {
 const PATIENCE: Nanos = 16;
 /// Shortest wait before a probe: no network is faster, and clocks are not finer.
 const PROBE_MIN: Nanos = 5_000;
-/// Samples that `Rtt::queues` looks at, at least.
+/// Samples that `Rtt::queue` looks at, at least.
 const RECENT: u32 = 16;
 /// Differences of round trips up to here are no queue.
 const QUEUE_SLACK: Nanos = 30_000;
+/// A round trip of so many smallest ones, and this much more, is in a long queue.
+const LONG_QUEUE: Nanos = 4;
+/// Samples that are too few to know the path by.
+const FEW_SAMPLES: u32 = 16;
+const LONG_QUEUE_SLACK: Nanos = 1_000_000;
+
+/// What the last round trips say about queues on the path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Queue {
+    None,
+    Stands,
+    Long,
+}
+
+/// Smallest of the current run of samples, and of the `RECENT` samples before it.
+fn keep(least: &mut [Nanos; 2], count: &mut u32, sample: Nanos) {
+    if *count == RECENT {
+        *least = [Nanos::MAX, least[0]];
+        *count = 0;
+    }
+    *count += 1;
+    least[0] = least[0].min(sample);
+}
 
 /// Tells a loss by congestion from a loss by chance. One lost packet stops the ACK of its sequence at all workers, so a
 /// link that loses 0.1 % of its packets makes about 2 % of the ACKs of eight workers late: halving at each of them would
@@ -152,12 +181,13 @@ impl LossJudge {
     }
 
     /// A packet counts as lost: is that congestion? Yes when a mark came within `recent`; where no mark was ever seen,
-    /// perhaps because nobody marks, when a queue stands; and when more packets are lost than arrive.
+    /// perhaps because nobody marks, when a queue stands; where marks are known, when a queue stands that is longer than
+    /// any that marks would allow, so at somebody who does not mark; and when more packets are lost than arrive.
     #[must_use]
-    pub fn on_loss(&mut self, queues: bool, recent: Nanos, now: Nanos) -> bool {
+    pub fn on_loss(&mut self, queue: Queue, recent: Nanos, now: Nanos) -> bool {
         self.losses += 1;
-        let marked = self.marked_at.map_or(queues, |at| now <= at + recent);
-        marked || self.losses > FEW_LOSSES + self.acks
+        let marked = self.marked_at.map_or(queue >= Queue::Stands, |at| now <= at + recent);
+        marked || queue == Queue::Long || self.losses > FEW_LOSSES + self.acks
     }
 }
 
@@ -168,8 +198,12 @@ impl Rtt {
             smoothed: None,
             variation: 0.0,
             minimum: None,
+            rough: None,
+            samples: 0,
             recent: [Nanos::MAX; 2],
             recent_count: 0,
+            any: [Nanos::MAX; 2],
+            any_count: 0,
             min_rto,
             max_rto,
             histogram: [0; RTT_BUCKETS],
@@ -185,14 +219,11 @@ impl Rtt {
         let r = rtt as f64;
         self.sum += r * 1e-9;
         self.bound(rtt);
+        self.samples = self.samples.saturating_add(1);
         if calm {
-            if self.recent_count == RECENT {
-                self.recent = [Nanos::MAX, self.recent[0]];
-                self.recent_count = 0;
-            }
-            self.recent_count += 1;
-            self.recent[0] = self.recent[0].min(rtt);
+            keep(&mut self.recent, &mut self.recent_count, rtt);
         }
+        keep(&mut self.any, &mut self.any_count, rtt);
         match self.smoothed {
             None => {
                 self.smoothed = Some(r);
@@ -208,16 +239,31 @@ impl Rtt {
     /// Even the fastest of the last round trips took much longer than the path does: a queue stands somewhere. The wait
     /// for some worker makes single round trips long, not all.
     #[must_use]
-    pub fn queues(&self) -> bool {
-        let recent = self.recent[0].min(self.recent[1]);
-        recent != Nanos::MAX && self.minimum.is_some_and(|m| recent > m + (m / 2).max(QUEUE_SLACK))
+    pub fn queue(&self) -> Queue {
+        let Some(m) = self.minimum else { return Queue::None };
+        let least = |samples: [Nanos; 2]| Some(samples[0].min(samples[1])).filter(|least| *least != Nanos::MAX);
+        if least(self.any).is_some_and(|any| any > LONG_QUEUE * m + LONG_QUEUE_SLACK) {
+            Queue::Long
+        } else if least(self.recent).is_some_and(|recent| recent > m + (m / 2).max(QUEUE_SLACK)) {
+            Queue::Stands
+        } else {
+            Queue::None
+        }
     }
 
     /// The ACK of a packet that was sent more than once came `took` after the last time: which of them it answers is not
     /// known, so short times say nothing. Without this a worker whose packets are all resent would never learn that the
-    /// path is faster than its first, perhaps very late, answer.
+    /// path is faster than its first, perhaps very late, answer. It counts as long as there are few samples: behind a queue
+    /// the answer to the first copy often comes just after the second was sent.
     pub fn ambiguous(&mut self, took: Nanos) {
-        self.bound(took.max(self.min_rto / 4));
+        let bound = took.max(self.min_rto / 4);
+        self.rough = Some(self.rough.map_or(bound, |r| r.min(bound)));
+    }
+
+    /// Smallest round trip, as far as it is known.
+    fn least(&self) -> Option<Nanos> {
+        let rough = self.rough.filter(|_| self.samples < FEW_SAMPLES);
+        [self.minimum, rough].into_iter().flatten().min()
     }
 
     /// The path takes at most `rtt`: a notice came so soon after the packet that caused it.
@@ -250,7 +296,7 @@ impl Rtt {
             None => 5 * self.min_rto,
             // The round trip holds other workers' timeouts too, which must not feed this one: bounded by what the path
             // itself takes. An early resend costs one packet, and the parameter server tells whom it waits for.
-            Some(s) => ((s + 4.0 * self.variation) as Nanos).min(PATIENCE * self.minimum_or_zero()),
+            Some(s) => ((s + 4.0 * self.variation) as Nanos).min(PATIENCE * self.least().unwrap_or(0)),
         };
         (base.max(self.min_rto) << backoff.min(16)).min(self.max_rto)
     }
@@ -259,7 +305,7 @@ impl Rtt {
     /// before the first sample.
     #[must_use]
     pub fn probe(&self, probes: u32) -> Option<Nanos> {
-        let minimum = self.minimum?;
+        let minimum = self.least()?;
         let s = self.smoothed.unwrap_or(minimum as f64);
         let usual = (s + 4.0 * self.variation).clamp(1.5 * s, 2.0 * s) as Nanos;
         Some(usual.min(PATIENCE * minimum).max(PROBE_MIN) << probes.min(16))
@@ -419,13 +465,13 @@ mod tests {
         let mut j = LossJudge::default();
         for _ in 0..100 {
             (0..20).for_each(|_| j.on_ack(200));
-            assert!(!j.on_loss(false, 1000, 5));
+            assert!(!j.on_loss(Queue::None, 1000, 5));
         }
-        assert!(j.on_loss(true, 1000, 5), "nobody marks, and a queue stands");
+        assert!(j.on_loss(Queue::Stands, 1000, 5), "nobody marks, and a queue stands");
         j.on_mark(10_000);
-        assert!(j.on_loss(false, 1000, 10_500), "a mark came just before");
-        assert!(!j.on_loss(true, 1000, 12_000), "marks are known to come when it is congestion");
-        let lost = (0..300).filter(|_| j.on_loss(false, 1000, 12_000)).count();
+        assert!(j.on_loss(Queue::None, 1000, 10_500), "a mark came just before");
+        assert!(!j.on_loss(Queue::Stands, 1000, 12_000), "marks are known to come when it is congestion");
+        let lost = (0..300).filter(|_| j.on_loss(Queue::None, 1000, 12_000)).count();
         assert!(lost > 0, "more is lost than arrives");
     }
 
@@ -435,11 +481,11 @@ mod tests {
         for i in 0..100 {
             // A straggler makes most round trips long, not all.
             r.sample(if i % 4 == 0 { 20_000 } else { 5_000_000 }, true);
-            assert!(!r.queues());
+            assert_ne!(r.queue(), Queue::Stands);
         }
         (0..2 * RECENT).for_each(|_| r.sample(80_000, true));
-        assert!(r.queues());
+        assert_eq!(r.queue(), Queue::Stands);
         (0..2 * RECENT).for_each(|_| r.sample(25_000, true));
-        assert!(!r.queues());
+        assert_ne!(r.queue(), Queue::Stands);
     }
 }

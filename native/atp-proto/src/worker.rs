@@ -506,7 +506,7 @@ impl Worker {
             let flight = self.flight(seq);
             flight.fast_count += 1;
             flight.flush = flight.fast_count > REPEATS;
-            let congested = self.judge.on_loss(self.rtt.queues(), self.rtt.smoothed(), now);
+            let congested = self.judge.on_loss(self.rtt.queue(), self.rtt.smoothed(), now);
             if congested && self.window.on_congestion(sent_at, now) {
                 self.counters.window_cuts += 1;
             }
@@ -589,7 +589,12 @@ impl Worker {
         }
         let took = now.saturating_sub(flight.sent_at);
         let needless = flight.fast
-            && if flight.lost { flight.sends == 1 } else { flight.sends == 2 && took < self.rtt.minimum_or_zero() };
+            && if flight.lost {
+                flight.sends == 1
+            } else {
+                // Sooner than any answer to the repeat itself: that of the first copy, behind a queue or out of order.
+                flight.sends == 2 && took < self.rtt.minimum_or_zero()
+            };
         if flight.sends > 1 {
             self.rtt.ambiguous(took);
         } else if !flight.lost {

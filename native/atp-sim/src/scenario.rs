@@ -14,13 +14,17 @@ use crate::net::{LinkSpec, Net};
 use crate::sim::{JobSpec, JobState, Sim};
 
 /// Names and descriptions.
-pub const SCENARIOS: [(&str, &str); 7] = [
+pub const SCENARIOS: [(&str, &str); 8] = [
     ("loss", "goodput at 0.001, 0.01, 0.1 and 1 % loss on every link, relative to none: ATP, and SwitchML's way"),
     ("two-level", "bytes that reach the PS with two levels of aggregation, against one level"),
     ("sharing", "three equal jobs with a third of the aggregators of their peak: shared against reserved regions"),
     ("hash", "eight jobs on shared aggregators: hashed indexes against linear ones"),
     ("congestion", "half of the aggregators that a job needs: with and without congestion control"),
     ("fairness", "two equal jobs, and a job among background flows"),
+    (
+        "slow",
+        "a switch of a thousand packets a second with a short queue that marks nothing: packets sent again, in and out of order",
+    ),
     ("scale", "32 racks of 32 workers at 100 Gbit/s: simulated packets a second of wall time"),
 ];
 
@@ -128,6 +132,7 @@ pub fn scenario(name: &str, seed: u64, seeds: u64) -> Result<Value, String> {
         "hash" => hash(&list)?,
         "congestion" => congestion(&list)?,
         "fairness" => fairness(&list)?,
+        "slow" => slow(&list)?,
         "scale" => scale(seed)?,
         _ => return Err(format!("{name} is no scenario; see atp-sim list")),
     };
@@ -382,6 +387,29 @@ fn fairness(seeds: &[u64]) -> Result<Value, String> {
         rates.push(r.iter().map(|v| round(*v)).collect::<Vec<_>>());
     }
     Ok(json!({"jain": round(mean(&indexes)), "rates_gbit": rates, "two_jobs_gap": round(mean(&gaps))}))
+}
+
+/// Two workers behind a link of 2.5 Mbit/s that drops what 64 packets of queue do not hold, and marks nothing.
+fn slow(seeds: &[u64]) -> Result<Value, String> {
+    let mut out = json!({"unit": "Mbit/s"});
+    for (name, reorder) in [("ordered", 0.0), ("reordered", 0.1)] {
+        let (mut rates, mut again) = (Vec::new(), Vec::new());
+        for seed in seeds {
+            let host = LinkSpec { delay: 50_000, ecn: 1 << 20, ..link(10 * GBIT) };
+            let bytes = (HEADER_BYTES + 42 + 4 * VALUES_BASE) as u32;
+            let slow = LinkSpec { rate: GBIT / 400, queue: 64 * bytes, reorder, late: 5 * MS, ..host };
+            let mut sim = cluster(&[2, 1], host, slow, 4096, *seed);
+            sim.add_job(job(vec![0, 1], 2, Mode::Shared, (0, 4096), 8, 62 * 617));
+            run(&mut sim, LIMIT)?;
+            let totals = sim.totals();
+            let get = |n: &str| totals.get(n).copied().unwrap_or(0) as f64;
+            rates.push(1e3 * goodput(&sim, 0));
+            again.push(get("endpoint.retransmits") / get("endpoint.gradient_packets"));
+        }
+        out[format!("{name}_goodput")] = json!(round(mean(&rates)));
+        out[format!("{name}_sent_again")] = json!(round(mean(&again)));
+    }
+    Ok(out)
 }
 
 fn scale(seed: u64) -> Result<Value, String> {
