@@ -127,10 +127,25 @@ class Run:
     def __init__(self, switch: Switch, setup: Fields, vector: Fields) -> None:
         self.switch = switch
         self.setup = setup
+        self.vector = vector
         self.shared = merge(DEFAULTS, vector.get("packet", {}))
         self.known = set(setup["jobs"])
         self.no_route = 0
         """Packets that only the relay has to drop, see Switch.routes_unknown."""
+
+    def steps(self) -> Iterator[None]:
+        """Run the vector, and stop after each step. An AssertionError names the step."""
+        for number, step in enumerate(self.vector["steps"]):
+            try:
+                self.step(step)
+            except AssertionError as error:
+                raise AssertionError(f"step {number}: {error}") from error
+            yield
+
+    def run(self) -> None:
+        """Run the whole vector."""
+        for _ in self.steps():
+            pass
 
     def count_of(self, job: int) -> int:
         jobs = self.setup["jobs"]
@@ -210,12 +225,7 @@ def test_vector(kind: type[Switch], setup: Fields, vector: Fields) -> None:
     try:
         switch.set_clock(START_MS * 1_000_000)
         prepare(switch, setup)
-        run = Run(switch, setup, vector)
-        for number, step in enumerate(vector["steps"]):
-            try:
-                run.step(step)
-            except AssertionError as error:
-                raise AssertionError(f"step {number}: {error}") from error
+        Run(switch, setup, vector).run()
     finally:
         switch.close()
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from bmv2_switch import PACE, Bmv2Switch
@@ -66,16 +66,6 @@ def as_shown(aggregator: dict[str, Any]) -> dict[str, Any]:
     return {**shown, "values": [value for pair in pairs for value in pair]}
 
 
-def steps(vector: dict[str, Any], run: Run) -> Iterator[None]:
-    """Run a vector, and stop after each step."""
-    for number, step in enumerate(vector["steps"]):
-        try:
-            run.step(step)
-        except AssertionError as error:
-            raise AssertionError(f"step {number}: {error}") from error
-        yield
-
-
 def run_on_bmv2(setup: dict[str, Any], vector: dict[str, Any]) -> list[dict[str, Any]]:
     """Run a vector, checking all it says; what bmv2 answered, by step."""
     switch = Bmv2Switch(pace_of(vector))
@@ -83,7 +73,7 @@ def run_on_bmv2(setup: dict[str, Any], vector: dict[str, Any]) -> list[dict[str,
         prepare(switch, setup)
         switch.set_clock(START_MS * 1_000_000)
         recording = Recording(switch)
-        for _ in steps(vector, OnBmv2(recording, setup, vector)):  # type: ignore[arg-type]
+        for _ in OnBmv2(recording, setup, vector).steps():  # type: ignore[arg-type]
             recording.end_of_step(without_bytes(switch.controller.counters()))
         return recording.steps
     except AssertionError as error:
@@ -101,7 +91,7 @@ def compared_with_bmv2(
         switch.set_clock(START_MS * 1_000_000)
         prepare(switch, setup)
         recording = Recording(switch)
-        for _ in steps(vector, Run(recording, setup, vector)):  # type: ignore[arg-type]
+        for _ in Run(recording, setup, vector).steps():  # type: ignore[arg-type]
             if isinstance(switch, P4RuntimeTables):
                 recording.end_of_step(without_bytes(switch.controller.counters()))
             else:

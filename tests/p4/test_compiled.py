@@ -22,12 +22,7 @@ def test_vector(setup: dict[str, Any], vector: dict[str, Any]) -> None:
     switch = JsonSwitch()
     switch.set_clock(START_MS * 1_000_000)
     prepare(switch, setup)  # type: ignore[arg-type]
-    run = Lazily(switch, setup, vector)  # type: ignore[arg-type]
-    for number, step in enumerate(vector["steps"]):
-        try:
-            run.step(step)
-        except AssertionError as error:
-            raise AssertionError(f"step {number}: {error}") from error
+    Lazily(switch, setup, vector).run()  # type: ignore[arg-type]
 
 
 def test_ordinary_traffic_leaves_as_it_came() -> None:

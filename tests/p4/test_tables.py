@@ -47,11 +47,7 @@ def test_vector(target: str, name: str, setup: dict[str, Any], vector: dict[str,
     prepare(switch, setup)  # type: ignore[arg-type]
     run = Run(switch, setup, vector)  # type: ignore[arg-type]
     try:
-        for number, step in enumerate(vector["steps"]):
-            try:
-                run.step(step)
-            except AssertionError as error:
-                raise AssertionError(f"step {number}: {error}") from error
+        run.run()
     except AssertionError:
         if target == "tofino" and name in NOT_STICKY:
             pytest.xfail("Tofino's adder saturates, but is not sticky: docs/p4.md, Saturation")
