@@ -14,7 +14,7 @@ import kopf
 from . import GROUP, LABEL_JOB, VERSION
 from .controller import SOFTSWITCH_LABEL, Controller
 from .injection import InjectionError, SidecarConfig, inject
-from .model import Object
+from .model import SCALE_AUTO, Object, read_scale
 from .settings import Settings
 from .validation import validate_job, validate_job_update, validate_quota, validate_switch
 
@@ -142,6 +142,6 @@ def _register_webhooks(registry: kopf.OperatorRegistry, sidecar: SidecarConfig, 
 
 
 def _warn(job: Object, warnings: list[str]) -> None:
-    spec = job.get("spec") or {}
-    if spec.get("scale", 0) > 2**30:
+    scale = read_scale((job.get("spec") or {}).get("scale", SCALE_AUTO))
+    if scale != SCALE_AUTO and scale > 2**30:
         warnings.append("spec.scale above 2^30: gradients of magnitude 2 and more take the slow raw path")

@@ -18,6 +18,7 @@ from .conditions import drop_condition, set_condition
 from .injection import InjectionError, SidecarConfig
 from .model import (
     HOST_ONLY_JOB_ID,
+    SCALE_AUTO,
     TERMINAL_PHASES,
     Event,
     Job,
@@ -636,9 +637,10 @@ def _aggregating(plan: JobPlan, names: str) -> str:
     text = f"gradients are summed on {names}"
     placement = plan.status.placement
     limit = placement.addend_limit if placement else None
-    if limit is None:
-        return text
-    value = limit / plan.job.spec.scale
+    scale = plan.job.spec.scale
+    if limit is None or scale == SCALE_AUTO:
+        return text  # Auto: the ranks agree on a scale with which every finite value is within the limit
+    value = limit / scale
     return f"{text}; values of magnitude above {value:.3g} take the slower raw path (status.addendLimit / spec.scale)"
 
 

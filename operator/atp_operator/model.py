@@ -6,9 +6,10 @@ from __future__ import annotations
 import copy
 import datetime as dt
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, Literal
 
 from atp_api import wire
 
@@ -35,6 +36,39 @@ def parse_time(text: str | None) -> float | None:
     if not text:
         return None
     return dt.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+Scale = float | Literal["Auto"]
+"""The fixed-point factor of a job's tensors; "Auto": the ranks agree on one for each part of a tensor."""
+SCALE_AUTO: Final = "Auto"
+SCALE_MAX = float(2**31)
+# As in the schema: at most two digits of exponent, so that it is a finite number.
+_DECIMAL = re.compile(r"[+-]?[0-9]+([.][0-9]+)?([eE][+-]?[0-9]{1,2})?")
+
+
+def read_scale(value: object) -> Scale:
+    """`spec.scale`: "Auto", a number in a string, an integer, or a float as earlier versions of the schema stored it.
+
+    Raises:
+        ValueError: it is none of these or out of bounds; the text says what to write.
+    """
+    if value == SCALE_AUTO:
+        return SCALE_AUTO
+    if isinstance(value, str) and value.lower() == "auto":
+        raise ValueError(f"{value!r}: write Auto with a capital A and small letters")
+    numeric = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not numeric and not (isinstance(value, str) and len(value) <= 32 and _DECIMAL.fullmatch(value)):
+        raise ValueError(
+            f'{value!r}: it must be Auto, an integer (100000000), or a decimal number in quotes ("0.5", "1e8")'
+        )
+    assert isinstance(value, int | float | str)
+    scale = float(value)
+    if not 0 < scale <= SCALE_MAX:
+        raise ValueError(
+            f"{scale:.12g}: it must be above 0 and at most 2147483648 (2^31), for a value x travels as "
+            f"round(x * scale) in 32 bits; Auto suits all magnitudes"
+        )
+    return scale
 
 
 @dataclass(frozen=True, order=True)
@@ -64,7 +98,7 @@ class JobSpec:
     switches: tuple[str, ...] = ()
     request: int = 1024
     values: int | None = None
-    scale: float = float(wire.SCALE_DEFAULT)
+    scale: Scale = SCALE_AUTO
     suspend: bool = False
     backoff_limit: int = 3
     ttl: int | None = None
@@ -78,6 +112,10 @@ class JobSpec:
         """Read a spec that the schema let pass; absent fields take the schema's defaults."""
         workers = spec.get("workers") or {}
         servers = spec.get("parameterServers") or {}
+        try:
+            scale = read_scale(spec.get("scale", SCALE_AUTO))
+        except ValueError:
+            scale = SCALE_AUTO  # validate_job refuses it at admission; other jobs must be read all the same
         return JobSpec(
             workers=int(workers.get("replicas", 0)),
             servers=int(servers.get("replicas", 1)),
@@ -85,7 +123,7 @@ class JobSpec:
             switches=tuple(spec.get("switches") or ()),
             request=int((spec.get("aggregators") or {}).get("request", 1024)),
             values=spec.get("valuesPerPacket"),
-            scale=float(spec.get("scale", wire.SCALE_DEFAULT)),
+            scale=scale,
             suspend=bool(spec.get("suspend", False)),
             backoff_limit=int(spec.get("backoffLimit", 3)),
             ttl=spec.get("ttlSecondsAfterFinished"),

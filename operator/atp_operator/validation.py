@@ -6,7 +6,6 @@ The schema's CEL rules say the same for clusters without the webhook; these hold
 
 from __future__ import annotations
 
-import math
 import posixpath
 import re
 from collections.abc import Mapping
@@ -16,12 +15,12 @@ from atp_api import wire
 
 from . import SIDECAR_NAME
 from .injection import ASSIGNMENT_VOLUME, SHM_VOLUME
+from .model import SCALE_AUTO, read_scale
 
 # Powers of two divide the index table, so that a slot (sequence mod P) and its index belong to one shard (sequence mod
 # their number). A switch takes a job's ACKs from at most 8 ports, see ATP_PS_PORTS_MAX in softswitch/.
 SHARDS = (1, 2, 4, 8)
 MODES = ("Shared", "Reserved", "HostOnly")
-SCALE_MAX = float(2**31)
 NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
 # What every pod of a running epoch was made from, or what the switches were told: it cannot change under it.
 FROZEN = (
@@ -66,14 +65,10 @@ def validate_job(job: Mapping[str, Any]) -> list[str]:
         errors += _template("spec.parameterServers.template", servers["template"], containers=False)
     if spec.get("mode", "Shared") not in MODES:
         errors.append(f"spec.mode is {spec['mode']!r}: one of {', '.join(MODES)}")
-    scale = spec.get("scale", wire.SCALE_DEFAULT)
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
-        errors.append(f"spec.scale is {scale!r}: it must be a finite number, 100000000 (1e8) is usual")
-    elif not 0 < scale <= SCALE_MAX:
-        errors.append(
-            f"spec.scale is {scale:g}: it must be above 0 and at most 2147483648 (2^31), for a value x travels as "
-            f"round(x * scale) in 32 bits; 100000000 (1e8) is usual"
-        )
+    try:
+        read_scale(spec.get("scale", SCALE_AUTO))
+    except ValueError as error:
+        errors.append(f"spec.scale is {error}")
     request = (spec.get("aggregators") or {}).get("request", 1024)
     if not isinstance(request, int) or not 1 <= request <= wire.AGGREGATOR_INDEX_MAX + 1:
         errors.append(

@@ -78,7 +78,7 @@ class Assignment(_Model):
     role: Role
     rank: Annotated[int, Field(ge=0)]
     values_per_packet: Annotated[int, Field(ge=1, le=16384)] = 62
-    scale: Annotated[float, Field(gt=0)] = 1e8
+    scale: Literal["Auto"] | float = "Auto"
     port: Annotated[int, Field(ge=1, le=65535)] = 10800
     regions: tuple[Region, ...] = ()
     index_table_size: Annotated[int, Field(ge=1, le=65536)] = 1024
@@ -89,7 +89,16 @@ class Assignment(_Model):
     switch_address: str | None = None
     addend_limit: Annotated[int | None, Field(ge=1, le=2**31 - 1)] = None
 
-    @field_validator("scale", "stall_timeout_seconds")
+    @field_validator("scale", mode="plain")
+    @classmethod
+    def _scale(cls, value: object) -> Literal["Auto"] | float:
+        if value == "Auto":
+            return "Auto"
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ValueError(f'must be "Auto" or a finite number above 0, it is {value!r}')
+        return float(value)
+
+    @field_validator("stall_timeout_seconds")
     @classmethod
     def _finite(cls, value: float) -> float:
         if not math.isfinite(value):

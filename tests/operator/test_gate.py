@@ -25,7 +25,7 @@ def test_addend_limit_is_that_of_the_switches_in_the_tree_and_stays_for_the_epoc
     assert view.capacity is not None
     for name, sticky in (("s0", False), ("s1", True)):
         sim.views[name] = replace(view, capacity=replace(view.capacity, sticky_saturation=sticky))
-    sim.jobs["u1"] = job_object("j", sim.now, "u1", workers=3)
+    sim.jobs["u1"] = job_object("j", sim.now, "u1", workers=3, scale=100000000)
     for _ in range(6):
         sim.step()
         sim.kubelet(random.Random(1))

@@ -15,7 +15,8 @@ from atp_operator.allocation import Allocation, Ledger, Refusal, addend_limit, g
 from atp_operator.cache import Store
 from atp_operator.desired import assignments, desired_jobs
 from atp_operator.injection import InjectionError, SidecarConfig, inject
-from atp_operator.model import AgentView, Capacity, Job, JobStatus, Placement, Region, Switch
+from atp_operator.lifecycle import JobPlan, _aggregating
+from atp_operator.model import AgentView, Capacity, Job, JobSpec, JobStatus, Placement, Region, Switch
 from atp_operator.pods import job_pods
 from atp_operator.settings import Settings, SettingsError
 from atp_operator.topology import Located, host_only, place
@@ -166,10 +167,10 @@ def test_the_index_table_is_a_multiple_of_the_shards() -> None:
         assert (told["maxWindow"], told["indexTableSize"]) == (size, slots)
 
 
-def running(placement: Placement, **status: Any) -> Job:
+def running(placement: Placement, scale: Any = 1000, **status: Any) -> Job:
     raw = {
         "metadata": {"name": "j", "namespace": "ns", "uid": "u", "generation": 1},
-        "spec": {"workers": {"replicas": len(placement.seats)}, "scale": 1000},
+        "spec": {"workers": {"replicas": len(placement.seats)}, "scale": scale},
     }
     job = Job.from_object(raw)
     new = JobStatus(
@@ -428,12 +429,87 @@ def test_validation_of_a_good_job() -> None:
     assert validate_job(valid()) == []
 
 
-@pytest.mark.parametrize("scale", [0, -1, math.nan, math.inf, 2.0**31 + 1, "1e8", True])
-def test_bad_scales(scale: Any) -> None:
+BAD_SCALES = [
+    (0, "above 0 and at most 2147483648"),
+    (-1, "above 0"),
+    (2**31 + 1, "2147483649: it must be above 0 and at most 2147483648"),
+    (2.0**31 + 1, "at most 2147483648"),
+    ("0", "above 0"),
+    ("-0.5", "above 0"),
+    ("1e10", "at most 2147483648"),
+    ("2147483648.5", "2147483648.5: it must be above 0 and at most 2147483648"),
+    ("auto", "write Auto with a capital A"),
+    ("AUTO", "write Auto with a capital A"),
+    (math.nan, "a decimal number in quotes"),
+    (math.inf, "a decimal number in quotes"),
+    (True, "a decimal number in quotes"),
+    (None, "a decimal number in quotes"),
+    ([1], "a decimal number in quotes"),
+    *[(text, "a decimal number in quotes") for text in ("", " 1", "1 ", "1,5", "1e", "0x10", "nan", "inf", "1e400")],
+    ("1" * 33, "a decimal number in quotes"),
+]
+
+
+@pytest.mark.parametrize(("scale", "says"), BAD_SCALES)
+def test_bad_scales(scale: Any, says: str) -> None:
     job = valid()
     job["spec"]["scale"] = scale
     (error,) = validate_job(job)
-    assert error.startswith("spec.scale is ")
+    assert error.startswith("spec.scale is ") and says in error
+    # What another version's schema let in must not keep the operator from reading the other jobs.
+    assert JobSpec.from_dict(job["spec"]).scale == "Auto"
+
+
+@pytest.mark.parametrize(
+    ("scale", "read"),
+    [
+        ("Auto", "Auto"),
+        (100000000, 1e8),
+        (2**31, 2.0**31),
+        ("2147483648", 2.0**31),
+        ("1e8", 1e8),
+        ("1.5E+3", 1500.0),
+        ("0.5", 0.5),
+        ("+2", 2.0),
+        ("1e-99", 1e-99),
+        # As stored under the schema of earlier versions, which had numbers only.
+        (0.5, 0.5),
+        (1e8, 1e8),
+        (1e-300, 1e-300),
+    ],
+)
+def test_good_scales(scale: Any, read: float | str) -> None:
+    job = valid()
+    job["spec"]["scale"] = scale
+    assert validate_job(job) == []
+    assert JobSpec.from_dict(job["spec"]).scale == read
+
+
+def test_the_default_scale_is_auto() -> None:
+    assert JobSpec.from_dict(valid()["spec"]).scale == "Auto"
+
+
+@pytest.mark.parametrize(("scale", "told"), [("Auto", "Auto"), (100000000, 100000000.0), (0.5, 0.5), ("1e8", 1e8)])
+def test_scale_of_the_assignment(scale: Any, told: float | str) -> None:
+    """A job that runs with a number keeps it, also one stored by an earlier version."""
+    tree = place(located(2, "n0"), PS, {"s0": switch("s0", ["n0"])})
+    assert isinstance(tree, Placement)
+    job = running(tree, scale=scale)
+    for text in assignments(job).values():
+        assert json.loads(text)["scale"] == told
+        assert type(json.loads(text)["scale"]) is type(told)
+
+
+def test_only_a_fixed_scale_sends_large_values_raw() -> None:
+    tree = place(located(2, "n0"), PS, {"s0": switch("s0", ["n0"])})
+    assert isinstance(tree, Placement)
+    limited = replace(tree, addend_limit=2**30 - 1)
+    fixed = running(limited, scale=1000)
+    said = "gradients are summed on s0"
+    raw = "; values of magnitude above 1.07e+06 take the slower raw path (status.addendLimit / spec.scale)"
+    assert _aggregating(JobPlan(fixed, fixed.status), "s0") == said + raw
+    auto = running(limited, scale="Auto")
+    assert _aggregating(JobPlan(auto, auto.status), "s0") == said
 
 
 @pytest.mark.parametrize("count", [0, -1, 3, 5, 6, 7, 9, 16, "two", None])

@@ -39,12 +39,27 @@ def test_addend_limit_reaches_the_transport_when_there_is_one() -> None:
     assert not bounded.same_transport(parse_assignment(text(), "worker")), "within an epoch it stays"
 
 
+@pytest.mark.parametrize(("scale", "told"), [("Auto", "Auto"), (1e8, 1e8), (100000000, 1e8), (0.5, 0.5)])
+def test_scale_reaches_the_transport(scale: float | str, told: float | str) -> None:
+    document = parse_assignment(text(scale=scale), "worker")
+    assert document.scale == told == json.loads(document.to_json())["scale"]
+
+
+def test_absent_scale_is_auto() -> None:
+    document = json.loads(text())
+    del document["scale"]
+    assert parse_assignment(json.dumps(document), "worker").scale == "Auto"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"jobId": 0}, "jobId: Input should be greater than or equal to 1"),
         ({"jobId": 256}, "jobId: Input should be less than or equal to 255"),
-        ({"scale": 0}, "scale: Input should be greater than 0"),
+        ({"scale": 0}, 'scale: must be "Auto" or a finite number above 0, it is 0'),
+        ({"scale": "auto"}, 'scale: must be "Auto" or a finite number above 0'),
+        ({"scale": "1e8"}, 'scale: must be "Auto" or a finite number above 0'),
+        ({"scale": None}, 'scale: must be "Auto" or a finite number above 0'),
         ({"mode": "Fast"}, "mode: Input should be 'Shared', 'Reserved' or 'HostOnly'"),
         ({"apiVersion": "v9"}, "apiVersion: Input should be 'atp.dev/v1alpha1'"),
         ({"job": "digits"}, "job: String should match pattern"),
