@@ -10,6 +10,7 @@ On one machine, with gloo:  python train.py --backend gloo --spawn 4
 
 import argparse
 import json
+import math
 import os
 import socket
 import time
@@ -65,18 +66,32 @@ class SumCheck:
     at exact, because the result is a float32. (A mean divides the sum by n: its bound is 1 / (2 s) +
     ulp(exact mean).)
 
+    With scale Auto each MiB of a bucket has its own s, the largest power of two with which n values of 31 bits
+    and sign cannot overflow: with 2^e above the largest |x_r| of all ranks, n * 2^e * s <= 2^31.
+
     Args:
-        scale: the job's factor s.
+        scale: the job's factor s, or "Auto".
         every: checks one of so many steps.
     """
 
-    def __init__(self, scale: float, every: int) -> None:
+    PART = (1 << 20) // 4  # elements that have a scale of their own
+
+    def __init__(self, scale: Any, every: int) -> None:
         self.scale = scale
         self.every = every
         self.worst = 0.0
         self.elements = 0
         self._step = 0
         self._sums: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def unit(self, largest: float, ranks: int) -> float:
+        """1 / s of a part whose largest magnitude at any rank is `largest`, for so many ranks."""
+        if self.scale != "Auto":
+            return 1 / float(self.scale)
+        ranks_bits = (ranks - 1).bit_length()
+        # Below 2^e a float32 is at most 2^e - 2^(e-24): so n of them need no further bit, up to n = 128.
+        bits = 31 - ranks_bits if ranks <= 128 else 30 - ranks_bits
+        return 2.0 ** (max(math.frexp(largest)[1], -126) - bits)
 
     def hook(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The DDP hook."""
@@ -102,12 +117,18 @@ class SumCheck:
             values = local.double()
             gathered = [torch.empty_like(values) for _ in range(ranks)]
             dist.all_gather(gathered, values)  # float64: over gloo, not over what is being checked
-            exact = torch.stack(gathered).sum(0)
-            size = exact.abs().float()
-            ulp = (torch.nextafter(size, torch.full_like(size, float("inf"))) - size).double()
-            ratio = (got.double() - exact).abs() / (ranks / (2 * self.scale) + ulp)
-            self.worst = max(self.worst, ratio.max().item() if ratio.isfinite().all() else float("inf"))
-            self.elements += exact.numel()
+            for parts in zip(*(each.split(self.PART) for each in (got.double(), *gathered)), strict=True):
+                self._compare(parts[0], torch.stack(parts[1:]))
+
+    def _compare(self, got: torch.Tensor, parts: torch.Tensor) -> None:
+        """got: (elements,), what came back. parts: (ranks, elements), what each rank gave. Both float64."""
+        exact = parts.sum(0)
+        size = exact.abs().float()
+        ulp = (torch.nextafter(size, torch.full_like(size, float("inf"))) - size).double()
+        ranks = len(parts)
+        ratio = (got - exact).abs() / (ranks / 2 * self.unit(parts.abs().max().item(), ranks) + ulp)
+        self.worst = max(self.worst, ratio.max().item() if ratio.isfinite().all() else float("inf"))
+        self.elements += exact.numel()
 
     def error_over_bound(self) -> float:
         """The largest error divided by its bound, over all ranks and checked steps."""
