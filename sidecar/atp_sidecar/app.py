@@ -10,13 +10,14 @@ from pathlib import Path
 
 from atp_sidecar import __version__
 from atp_sidecar.assignment import Role
+from atp_sidecar.clients import Clients
 from atp_sidecar.gate import Gate
 from atp_sidecar.http import HttpServer, Response
 from atp_sidecar.logs import EventLog
 from atp_sidecar.metrics import CONTENT_TYPE
-from atp_sidecar.server import SocketServer
+from atp_sidecar.server import SHUTDOWN, SocketServer
 from atp_sidecar.totals import JobTotals
-from atp_sidecar.transport import Factory, start_native
+from atp_sidecar.transport import native_factory
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,6 @@ class Settings:
 async def serve(
     settings: Settings,
     log: EventLog,
-    factory: Factory = start_native,
     stop: asyncio.Event | None = None,
     listener: socket.socket | None = None,
 ) -> None:
@@ -44,7 +44,6 @@ async def serve(
     Args:
         settings: where everything is.
         log: where events go.
-        factory: starts the transport.
         stop: ends it when set; None: SIGTERM and SIGINT do.
         listener: serves HTTP; None: one on the settings' address and port is opened.
 
@@ -56,10 +55,11 @@ async def serve(
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
-    def on_close(code: str, message: str) -> None:
-        server.disconnect(code, message)
+    def on_stats(clients: Clients, session: int) -> None:
+        server.answer(clients, session)
 
-    gate = Gate(settings.assignment, settings.role, settings.pod_ip, factory, log, on_close)
+    factory = native_factory(settings.socket.parent)
+    gate = Gate(settings.assignment, settings.role, settings.pod_ip, factory, log, on_stats)
     server = SocketServer(gate, JobTotals(settings.metrics_port), settings.socket, log)
 
     def readyz() -> Response:
@@ -95,7 +95,8 @@ async def serve(
     finally:
         if watcher is not None:
             watcher.cancel()
-        gate.close("Shutdown", "the sidecar was told to stop (the pod is being deleted)")
+        gate.close("Shutdown", SHUTDOWN)
         await server.stop()
+        await asyncio.to_thread(gate.join)
         await http.stop()
     log.info("stopped")

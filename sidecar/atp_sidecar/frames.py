@@ -1,35 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames of the unix socket between client and sidecar: u32 big-endian length, then a JSON object in UTF-8.
+"""Frames of the handshake on the unix socket: u32 big-endian length, then a JSON object in UTF-8.
 
-Messages, client to sidecar:
-
-    {"type":"hello","version":1,"pid":..,"client":"atp-client/0.1.0 torch/1.13"}
-    {"type":"resize","bytes":N}                       only while none of the client's operations is in flight
-    {"type":"submit","op":7,"kind":"sum"|"mean","dtype":"float32","offset":0,"count":1000}   in place
-    {"type":"stats"}   {"type":"bye"}
-
-sidecar to client:
-
-    {"type":"waiting","reason":".."}                  until the gate opens, every second
-    {"type":"welcome","rank":0,"worldSize":4,"job":"ns/name","epoch":1,"mode":"Shared","masterAddress":"..",
-     "shm":"/run/atp/<file>","shmBytes":N}
-    {"type":"resized","shm":"..","shmBytes":N}        if there is no room: the old file and "error"
-    {"type":"done","op":7}   {"type":"failed","op":7,"code":"..","message":".."}
-    {"type":"stats", ..}     {"type":"fatal","code":"..","message":".."} and the connection closes
+What follows the welcome is served by the transport itself; docs/session.md describes all of it.
 """
 
 import asyncio
 import json
 import struct
-from typing import Any
+from typing import Any, Protocol
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 1 << 20
 _LENGTH = struct.Struct(">I")
 
 
 class FrameError(ValueError):
-    """The peer sent something that is not a frame of this protocol."""
+    """The peer sent something that is not a frame of the handshake."""
+
+
+class Reader(Protocol):
+    """A stream of bytes."""
+
+    async def readexactly(self, n: int, /) -> bytes:
+        """The next `n` bytes.
+
+        Raises:
+            asyncio.IncompleteReadError: the stream ended before.
+        """
 
 
 def encode(message: dict[str, Any]) -> bytes:
@@ -59,7 +56,7 @@ def decode(body: bytes) -> dict[str, Any]:
     return message
 
 
-async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any] | None:
+async def read_frame(reader: Reader) -> dict[str, Any] | None:
     """The next message, or None when the peer has closed the connection between frames.
 
     Raises:

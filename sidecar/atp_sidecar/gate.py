@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from atp_sidecar.assignment import Assignment, AssignmentError, Role, parse_assignment, read_assignment
-from atp_sidecar.collectives import Collectives
+from atp_sidecar.clients import Clients
 from atp_sidecar.logs import EventLog
 from atp_sidecar.metrics import SidecarMetrics
-from atp_sidecar.transport import Factory, Transport, WorkerTransport
+from atp_sidecar.transport import Factory, MemberTransport, Transport
 
 POLL_SECONDS = 0.2
 # The file may vanish for a moment while the kubelet swaps it; a gate that is open closes only after this.
@@ -33,7 +33,7 @@ class Gate:
         pod_ip: the pod's address, to check the assignment against; None: not checked.
         factory: starts a transport.
         log: where events go.
-        on_close: called with (code, message) when the open gate closes; clients are told by it.
+        on_stats: called with the clients and the session that asks for metrics.
     """
 
     def __init__(
@@ -43,19 +43,20 @@ class Gate:
         pod_ip: str | None,
         factory: Factory,
         log: EventLog,
-        on_close: Callable[[str, str], None],
+        on_stats: Callable[[Clients, int], None],
     ) -> None:
         self.role = role
         self.metrics = SidecarMetrics()
         self.assignment: Assignment | None = None
-        self.collectives: Collectives | None = None
+        self.clients: Clients | None = None
         self.reason = WAITING
         self._transport: Transport | None = None
+        self._closed: Transport | None = None
         self._path = path
         self._pod_ip = pod_ip
         self._factory = factory
         self._log = log
-        self._on_close = on_close
+        self._on_stats = on_stats
         self._seen: str | None = None
         self._vanished_at: float | None = None
         self._retry_at: float | None = None
@@ -137,6 +138,8 @@ class Gate:
             # The transport needs no telling: without a switch the parameter server sums by itself.
             self._log.warning("mode-changed", old=current.mode, new=assignment.mode, revision=assignment.revision)
         self.assignment = assignment
+        if self.clients is not None:
+            self.clients.revise(assignment)
 
     def _open(self, assignment: Assignment, now: float) -> None:
         try:
@@ -150,9 +153,7 @@ class Gate:
         self.assignment, self._transport, self.reason = assignment, transport, ""
         self._log.bind(job=assignment.job, role=assignment.role, rank=assignment.rank, epoch=assignment.epoch)
         if assignment.role == "worker":
-            self.collectives = Collectives(
-                assignment, cast(WorkerTransport, transport), self._log, self.metrics.count_operation
-            )
+            self.clients = Clients(assignment, cast(MemberTransport, transport), self._log, self._on_stats)
         self._log.info(
             "gate-opened",
             mode=assignment.mode,
@@ -167,18 +168,23 @@ class Gate:
         transport = self._transport
         if transport is None:
             return
+        self._transport = None
+        transport.close(code, message)
         try:
             self.metrics.retire(transport.metrics())
         except (OSError, ValueError) as error:
             self._log.warning("metrics-lost", error=str(error))
-        self._transport = None
-        if self.collectives is not None:
-            self.collectives.close(code, message)
-            self.collectives = None
-        else:
-            transport.close()
+        if self.clients is not None:
+            self.clients.close()
+            self.clients = None
         self.reason = WAITING
-        self._on_close(code, message)
+        self._closed = transport
+
+    def join(self) -> None:
+        """After `close`: waits, for a second at most, until the clients have read why. Blocks."""
+        if self._closed is not None:
+            self._closed.join()
+            self._closed = None
 
     def snapshot(self) -> dict[str, Any]:
         """The transport's metrics with earlier epochs added; only counters while the gate is closed."""
@@ -196,12 +202,13 @@ class Gate:
     def status(self) -> dict[str, Any]:
         """The state of this sidecar, for people."""
         assignment = self.assignment
+        snapshot = self.snapshot()
         return {
             "role": self.role,
             "gateOpen": self.is_open,
             "reason": self.reason or None,
             "assignment": assignment.model_dump(by_alias=True, mode="json") if assignment else None,
-            "operationsInFlight": self.collectives.in_flight if self.collectives else 0,
-            "epochBroken": self.collectives.broken if self.collectives else None,
-            "metrics": self.snapshot(),
+            "sessions": snapshot.get("sessions", 0),
+            "operationsInFlight": snapshot.get("operations_outstanding", 0),
+            "metrics": snapshot,
         }

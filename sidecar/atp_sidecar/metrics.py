@@ -50,12 +50,37 @@ _COUNTERS = (
     ("atp_bytes_received_total", "bytes_received", "Bytes received (UDP payload)."),
     ("atp_duplicates_total", "duplicates", "Packets whose content was already known."),
     ("atp_reanswers_total", "reanswers", "Packets of answered sequences that were answered again."),
+    (
+        "atp_values_rounded_to_zero_total",
+        "values_rounded_to_zero",
+        "Values other than 0 that became 0 at the scale in use.",
+    ),
+    (
+        "atp_values_out_of_range_total",
+        "values_out_of_range",
+        "Finite values that were too large for the scale in use, and travelled as raw floats.",
+    ),
+    ("atp_values_not_finite_total", "values_not_finite", "NaN and Inf."),
+    (
+        "atp_inline_operations_total",
+        "inline_operations",
+        "Small parts of operations that travelled in their announcement.",
+    ),
+    (
+        "atp_parts_granted_total",
+        "parts_granted",
+        "Parts of operations that the coordinator let go ahead.",
+    ),
+    ("atp_control_packets_total", "control_packets", "Packets of the control channel."),
+    ("atp_control_retransmits_total", "control_retransmits", "Packets of the control channel that were sent again."),
 )
 _REJECTIONS = ("stranger", "job", "length", "sequence")
 _GAUGES = (
     ("atp_window_packets", "window", "Congestion window in packets."),
     ("atp_rtt_seconds", "rtt_seconds", "Smoothed round-trip time in seconds."),
     ("atp_in_flight_packets", "in_flight", "Packets sent and not acknowledged."),
+    ("atp_sessions", "sessions", "Trainers that are connected."),
+    ("atp_outstanding_parts", "operations_outstanding", "Parts of operations that were submitted and have not ended."),
 )
 _CUMULATIVE = tuple(key for _, key, _ in _COUNTERS) + tuple(f"rejected_{reason}" for reason in _REJECTIONS)
 
@@ -79,21 +104,22 @@ def _value(snapshot: Mapping[str, Any], key: str) -> float:
 class SidecarMetrics:
     """Counters that survive a change of epoch (a new transport starts at zero), and their exposition."""
 
-    operations: Counter[str] = field(default_factory=Counter)
     _before: Counter[str] = field(default_factory=Counter)
-
-    def count_operation(self, result: str) -> None:
-        """Counts a finished operation; result is "ok" or an error code."""
-        self.operations[result] += 1
+    _operations: Counter[str] = field(default_factory=Counter)
 
     def retire(self, snapshot: Mapping[str, Any]) -> None:
         """Keeps the counts of a transport that is about to close."""
         for key in _CUMULATIVE:
             self._before[key] += int(snapshot.get(key) or 0)
+        self._operations.update(snapshot.get("operations") or {})
 
     def total(self, snapshot: Mapping[str, Any]) -> dict[str, Any]:
         """The snapshot with the counts of earlier transports added to its counters."""
-        return {**snapshot, **{key: int(snapshot.get(key) or 0) + self._before[key] for key in _CUMULATIVE}}
+        return {
+            **snapshot,
+            **{key: int(snapshot.get(key) or 0) + self._before[key] for key in _CUMULATIVE},
+            "operations": dict(self._operations + Counter(snapshot.get("operations") or {})),
+        }
 
     def expose(self, assignment: Assignment | None, role: str, snapshot: Mapping[str, Any], gate_open: bool) -> str:
         """The metrics as text.
@@ -126,7 +152,7 @@ class SidecarMetrics:
             ),
             [({"reason": reason}, totals[f"rejected_{reason}"]) for reason in _REJECTIONS],
         )
-        results = {"ok": 0, **self.operations}
+        results = {"ok": 0, **totals["operations"]}
         add(
             CounterMetricFamily(
                 "atp_operations_total",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The unix socket that trainers connect to: one session a connection, any number of them."""
+"""The unix socket that trainers connect to: the handshake, after which the transport serves the client."""
 
 import asyncio
 import contextlib
@@ -8,247 +8,133 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from atp_sidecar.collectives import ITEM_BYTES, KINDS
+from atp_sidecar.clients import AttachError, Client, Clients
 from atp_sidecar.frames import PROTOCOL_VERSION, FrameError, encode, read_frame
 from atp_sidecar.gate import Gate
 from atp_sidecar.logs import EventLog
-from atp_sidecar.segment import Segment, SegmentError, remove_leftovers
 from atp_sidecar.totals import JobTotals
 
 HELLO_SECONDS = 10.0
 WAITING_SECONDS = 1.0
 OPEN_POLL_SECONDS = 0.05
-INITIAL_SEGMENT_BYTES = 4 << 20
-MAX_SEGMENT_BYTES = 1 << 30
-# A client that reads nothing while it submits is cut off here.
-MAX_UNSENT_BYTES = 16 << 20
+# How long a client may take to read its last words.
+LINGER_SECONDS = 1.0
+ACCEPT_RETRY_SECONDS = 0.1
 # Texts that quote what a client sent, a megabyte perhaps, must fit a frame and a line of the log.
 MAX_TEXT = 1000
+SHARED_MEMORY_PREFIX = "shm-"
 
 
 class ProtocolError(Exception):
     """The client broke the protocol; the session ends with a fatal message."""
 
 
-def _integer(message: dict[str, Any], name: str, least: int) -> int:
-    value = message.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ProtocolError(f'{message["type"]}: "{name}" must be an integer of at least {least}, not {value!r}')
-    return value
+class Handshake:
+    """One client before its welcome.
 
+    Reads no byte beyond a frame: whatever follows is the transport's.
+    """
 
-class Session:
-    """One connected client."""
-
-    def __init__(
-        self, gate: Gate, totals: JobTotals, directory: Path, writer: asyncio.StreamWriter, log: EventLog
-    ) -> None:
+    def __init__(self, connection: socket.socket, gate: Gate) -> None:
+        self.connection = connection
+        self.client = Client(0, "")
         self._gate = gate
-        self._totals = totals
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._directory = directory
-        self._writer = writer
-        self._log = log
-        self._segment: Segment | None = None
-        self._in_flight: set[int] = set()
-        self._collectives = gate.collectives
-        self.client = ""
-        self.pid = 0
-        self.welcomed = False
+        self._loop = asyncio.get_running_loop()
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Queues a message to the client."""
-        if self._writer.is_closing():
-            return
-        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
-            self._log.error("client-cut-off", pid=self.pid, reason="it does not read its messages")
-            self._writer.transport.abort()
-            return
-        self._writer.write(encode(message))
+    async def readexactly(self, n: int, /) -> bytes:
+        """As asyncio.StreamReader's."""
+        data = b""
+        while len(data) < n:
+            part = await self._loop.sock_recv(self.connection, n - len(data))
+            if not part:
+                raise asyncio.IncompleteReadError(data, n)
+            data += part
+        return data
 
-    def fatal(self, code: str, message: str) -> None:
-        """Tells the client why the connection ends, and ends it."""
-        self.send({"type": "fatal", "code": code, "message": message})
-        self._writer.close()
+    async def send(self, message: dict[str, Any]) -> None:
+        """Sends a message."""
+        await self._loop.sock_sendall(self.connection, encode(message))
 
-    def operation_done(self, op: int) -> None:
-        """Owner: the result of `op` is in place."""
-        self._in_flight.discard(op)
-        self.send({"type": "done", "op": op})
+    async def run(self) -> str | None:
+        """Brings the client to its welcome; returns why it left if it did before.
 
-    def operation_failed(self, op: int, code: str, message: str) -> None:
-        """Owner: `op` ended without a result."""
-        self._in_flight.discard(op)
-        self.send({"type": "failed", "op": op, "code": code, "message": message})
+        Raises:
+            ProtocolError, FrameError: it is no client of this protocol.
+            AttachError: it cannot be served.
+            ConnectionError: it is gone.
+        """
+        await self._hello()
+        while (clients := self._gate.clients) is None:
+            if await self._wait():
+                message = await read_frame(self)
+                if message is None or message["type"] == "bye":
+                    return "left while waiting for the gate"
+                raise ProtocolError(f"{message['type'][:MAX_TEXT]} came before the welcome")
+        clients.attach(self.connection, self.client)
+        return None
 
-    async def run(self, reader: asyncio.StreamReader) -> str:
-        """Serves the client until it leaves; returns why it did."""
-        await self._hello(reader)
-        first = asyncio.create_task(read_frame(reader))
-        try:
-            if not await self._wait_for_gate(first):
-                return await self._gone(first)
-            self._welcome()
-            while True:
-                message = await first
-                if message is None:
-                    return "connection closed"
-                if message["type"] == "bye":
-                    return "bye"
-                self._handle(message)
-                first = asyncio.create_task(read_frame(reader))
-        finally:
-            first.cancel()
-
-    async def _gone(self, first: "asyncio.Task[dict[str, Any] | None]") -> str:
-        message = await first
-        if message is None or message["type"] == "bye":
-            return "left while waiting for the gate"
-        raise ProtocolError(f"{message['type']} came before the welcome")
-
-    async def _hello(self, reader: asyncio.StreamReader) -> None:
+    async def _hello(self) -> None:
         try:
             async with asyncio.timeout(HELLO_SECONDS):
-                message = await read_frame(reader)
+                message = await read_frame(self)
         except TimeoutError:
-            raise ProtocolError(f"no hello within {HELLO_SECONDS:.0f} s") from None
+            raise ProtocolError(f"no hello within {HELLO_SECONDS:g} s") from None
         if message is None:
-            raise FrameError("the connection ended before hello")
+            raise ConnectionError("left without a hello")
         if message["type"] != "hello":
             raise ProtocolError(f"the first message must be hello, not {message['type']}")
-        version = _integer(message, "version", 1)
+        version = message.get("version")
         if version != PROTOCOL_VERSION:
             raise ProtocolError(
                 f"the client speaks version {version}, this sidecar version {PROTOCOL_VERSION}; "
                 "install atp-client and the sidecar image of the same release"
             )
-        self.pid = message["pid"] if isinstance(message.get("pid"), int) else 0
-        self.client = str(message.get("client", ""))[:MAX_TEXT]
+        pid = message["pid"] if isinstance(message.get("pid"), int) else 0
+        self.client = Client(pid, str(message.get("client", ""))[:MAX_TEXT])
         if self._gate.role != "worker":
             raise ProtocolError("this pod is a parameter server: it has no trainer; connect in a worker pod")
 
-    async def _wait_for_gate(self, first: "asyncio.Task[dict[str, Any] | None]") -> bool:
-        """True when the gate is open; False when the client said something or left before."""
-        loop = asyncio.get_running_loop()
-        next_notice = loop.time()
-        while not self._gate.is_open:
-            if loop.time() >= next_notice:
-                self.send({"type": "waiting", "reason": self._gate.reason})
-                next_notice = loop.time() + WAITING_SECONDS
-            done, _ = await asyncio.wait({first}, timeout=OPEN_POLL_SECONDS)
-            if done:
-                return False
-        return True
-
-    def _welcome(self) -> None:
-        assignment, self._collectives = self._gate.assignment, self._gate.collectives
-        assert assignment is not None and self._collectives is not None
-        self._segment = Segment(self._directory, INITIAL_SEGMENT_BYTES)
-        self.welcomed = True
-        self._log.info("client-attached", pid=self.pid, client=self.client)
-        self.send(
-            {
-                "type": "welcome",
-                "rank": assignment.rank,
-                "worldSize": assignment.world_size,
-                "job": assignment.job,
-                "epoch": assignment.epoch,
-                "mode": assignment.mode,
-                "masterAddress": assignment.master_address,
-                "shm": str(self._segment.path),
-                "shmBytes": self._segment.size,
-            }
-        )
-
-    def _handle(self, message: dict[str, Any]) -> None:
-        kind = message["type"]
-        if kind == "submit":
-            self._submit(message)
-        elif kind == "resize":
-            self._resize(message)
-        elif kind == "stats":
-            task = asyncio.create_task(self._stats())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        else:
-            raise ProtocolError(f"unknown message type {kind!r}")
-
-    async def _stats(self) -> None:
-        """Answers a question for metrics, in the order of the questions (JobTotals has one lock)."""
-        assignment = self._gate.assignment
-        assert assignment is not None
-        totals = await self._totals.get(server.address for server in assignment.parameter_servers)
-        self.send(
-            {
-                **self._gate.snapshot(),
-                **totals,
-                "type": "stats",
-                "mode": assignment.mode,
-                "epoch": assignment.epoch,
-                "job": assignment.job,
-                "scale": assignment.scale,
-                "world_size": assignment.world_size,
-            }
-        )
-
-    def _submit(self, message: dict[str, Any]) -> None:
-        assert self._segment is not None and self._collectives is not None
-        op, offset, count = (
-            _integer(message, "op", 0),
-            _integer(message, "offset", 0),
-            _integer(message, "count", 0),
-        )
-        kind, dtype = message.get("kind"), message.get("dtype")
-        if op in self._in_flight:
-            raise ProtocolError(f"submit: operation {op} is in flight already")
-        if kind not in KINDS:
-            raise ProtocolError(f'submit: "kind" must be one of {", ".join(KINDS)}, not {kind!r}')
-        if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-            raise ProtocolError(f'submit: "dtype" must be one of {", ".join(ITEM_BYTES)}, not {dtype!r}')
-        if offset % ITEM_BYTES[dtype]:
-            raise ProtocolError(f"submit: offset {offset} is not a multiple of the size of {dtype}")
+    async def _wait(self) -> bool:
+        """Until the gate opens (False) or the client says something or leaves (True)."""
+        said = self._loop.create_future()
+        self._loop.add_reader(self.connection, lambda: said.done() or said.set_result(None))
         try:
-            view = self._segment.view(offset, count * ITEM_BYTES[dtype])
-        except ValueError as error:
-            raise ProtocolError(f"submit: {error}") from None
-        self._in_flight.add(op)
-        self._collectives.submit(self, op, kind, dtype, view, count)
+            next_notice = self._loop.time()
+            while self._gate.clients is None and not said.done():
+                if self._loop.time() >= next_notice:
+                    self._loop.remove_reader(self.connection)
+                    await self.send({"type": "waiting", "reason": self._gate.reason})
+                    self._loop.add_reader(self.connection, lambda: said.done() or said.set_result(None))
+                    next_notice = self._loop.time() + WAITING_SECONDS
+                await asyncio.wait({said}, timeout=OPEN_POLL_SECONDS)
+            return said.done()
+        finally:
+            self._loop.remove_reader(self.connection)
 
-    def _resize(self, message: dict[str, Any]) -> None:
-        assert self._segment is not None
-        size = _integer(message, "bytes", 1)
-        if self._in_flight:
-            raise ProtocolError(f"resize: {len(self._in_flight)} operations are in flight; wait for them first")
-        answer: dict[str, Any] = {"type": "resized"}
-        size = (size + 4095) // 4096 * 4096
-        try:
-            if size > MAX_SEGMENT_BYTES:
-                raise SegmentError(errno.EFBIG, f"{size} bytes exceed the largest shared file of {MAX_SEGMENT_BYTES}")
-            if size > self._segment.size:
-                old, self._segment = self._segment, Segment(self._directory, size)
-                old.unlink()
-        except SegmentError as error:
-            # Not fatal: the client goes on with the smaller file, in more pieces.
-            answer["error"] = error.strerror
-            self._log.warning("resize-refused", pid=self.pid, bytes=size, reason=error.strerror)
-        self.send({**answer, "shm": str(self._segment.path), "shmBytes": self._segment.size})
+    async def fatal(self, code: str, message: str) -> None:
+        """Tells the client why the connection ends, and waits until it has read it."""
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                await self.send({"type": "fatal", "code": code, "message": message})
+                self.connection.shutdown(socket.SHUT_WR)
+                # Closing with unread bytes would make the client's kernel forget the message.
+                while await self._loop.sock_recv(self.connection, 1 << 16):
+                    pass
 
-    def leave(self, why: str) -> None:
-        """Ends what the client left behind."""
-        left = self._collectives.leave(self, why) if self._collectives is not None and self.welcomed else 0
-        for task in list(self._tasks):
-            task.cancel()
-        if self._segment is not None:
-            self._segment.unlink()
-        if self.welcomed:
-            self._log.info("client-left", pid=self.pid, reason=why, operationsLeft=left)
+
+def remove_leftovers(directory: Path) -> int:
+    """Removes the shared memory of an earlier sidecar that was killed; returns the number of files."""
+    leftovers = list(directory.glob(SHARED_MEMORY_PREFIX + "*"))
+    for path in leftovers:
+        path.unlink(missing_ok=True)
+    return len(leftovers)
 
 
 class SocketServer:
-    """Listens on the unix socket and keeps the sessions.
+    """Listens on the unix socket and brings clients to the transport.
 
     Args:
-        gate: whose collectives the clients use.
+        gate: whose transport serves the clients.
         totals: what the parameter servers count.
         path: of the socket; the shared-memory files are made beside it.
         log: where events go.
@@ -259,9 +145,8 @@ class SocketServer:
         self._totals = totals
         self._path = path
         self._log = log
-        self._sessions: set[Session] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
 
     async def start(self) -> None:
         """Listens.
@@ -284,49 +169,89 @@ class SocketServer:
         leftovers = remove_leftovers(self._path.parent)
         if leftovers:
             self._log.info("leftovers-removed", files=leftovers)
-        self._server = await asyncio.start_unix_server(self._serve, str(self._path))
+        listener = self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(self._path))
+        listener.listen(128)
+        listener.setblocking(False)
         self._path.chmod(0o666)
+        self._start(self._accept(listener))
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _start(self, work: "asyncio.Coroutine[Any, Any, None]") -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
-        session = Session(self._gate, self._totals, self._path.parent, writer, self._log)
-        self._sessions.add(session)
-        why = "sidecar stops"
-        try:
-            why = await session.run(reader)
-        except (ProtocolError, SegmentError) as error:
-            why = str(error.strerror if isinstance(error, SegmentError) else error)[:MAX_TEXT]
-            self._log.error("client-refused", pid=session.pid, client=session.client, reason=why)
-            session.fatal("Memory" if isinstance(error, SegmentError) else "Protocol", why)
-        except (FrameError, ConnectionError) as error:
-            why = str(error)
-        except Exception as error:
-            why = f"internal error: {error!r}"[:MAX_TEXT]
-            self._log.error("session-failed", pid=session.pid, reason=why)
-            session.fatal("Internal", why)
-        finally:
-            session.leave(why)
-            self._sessions.discard(session)
-            self._tasks.discard(task)
-            writer.close()
+        task.add_done_callback(self._tasks.discard)
 
-    def disconnect(self, code: str, message: str) -> None:
-        """Ends every session that was welcomed, with a fatal message."""
-        for session in list(self._sessions):
-            if session.welcomed:
-                session.fatal(code, message)
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                # No descriptor is left, or the client has gone: the next one may have more luck.
+                self._log.warning("accept-failed", reason=str(error))
+                await asyncio.sleep(ACCEPT_RETRY_SECONDS)
+                continue
+            self._start(self._serve(connection))
+
+    async def _serve(self, connection: socket.socket) -> None:
+        handshake = Handshake(connection, self._gate)
+        try:
+            why = await handshake.run()
+            if why is not None:
+                self._log.debug("client-gone", pid=handshake.client.pid, reason=why)
+        except (ProtocolError, FrameError) as error:
+            await self._refuse(handshake, "Protocol", str(error))
+        except AttachError as error:
+            await self._refuse(handshake, error.code, str(error))
+        except OSError as error:
+            self._log.debug("client-gone", pid=handshake.client.pid, reason=str(error))
+        except asyncio.CancelledError:
+            with contextlib.suppress(OSError):
+                connection.send(encode({"type": "fatal", "code": "Shutdown", "message": SHUTDOWN}))
+            raise
+        except Exception as error:
+            self._log.error("session-failed", pid=handshake.client.pid, reason=repr(error)[:MAX_TEXT])
+            await handshake.fatal("Internal", f"internal error: {error!r}"[:MAX_TEXT])
+        finally:
+            connection.close()
+
+    async def _refuse(self, handshake: Handshake, code: str, message: str) -> None:
+        message = message[:MAX_TEXT]
+        client = handshake.client
+        self._log.error("client-refused", pid=client.pid, client=client.name, reason=message)
+        await handshake.fatal(code, message)
+
+    def answer(self, clients: Clients, session: int) -> None:
+        """A session asks for metrics."""
+        self._start(self._answer(clients, session))
+
+    async def _answer(self, clients: Clients, session: int) -> None:
+        """Answers in the order of the questions (JobTotals has one lock)."""
+        assignment = self._gate.assignment
+        assert assignment is not None
+        totals = await self._totals.get(server.address for server in assignment.parameter_servers)
+        clients.reply(
+            session,
+            {
+                **self._gate.snapshot(),
+                **totals,
+                "mode": assignment.mode,
+                "epoch": assignment.epoch,
+                "job": assignment.job,
+                "scale": assignment.scale,
+                "world_size": assignment.world_size,
+            },
+        )
 
     async def stop(self) -> None:
-        """Ends all sessions and removes the socket."""
-        if self._server is not None:
-            self._server.close()
-        for session in list(self._sessions):
-            session.fatal("Shutdown", "the sidecar was told to stop (the pod is being deleted)")
-        await asyncio.sleep(0)
+        """Ends what waits for the gate and removes the socket."""
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
-            await asyncio.wait(list(self._tasks), timeout=1)
+            await asyncio.wait(list(self._tasks), timeout=LINGER_SECONDS)
+        if self._listener is not None:
+            self._listener.close()
         self._path.unlink(missing_ok=True)
+
+
+SHUTDOWN = "the sidecar was told to stop (the pod is being deleted)"

@@ -2,75 +2,87 @@
 """The native transport as this package uses it, and how it is started."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 from atp_sidecar.assignment import Assignment
-
-ERROR_CODES = frozenset({"Mismatch", "Stalled", "PeerGone", "Cancelled", "Internal", "Epoch"})
 
 
 class Transport(Protocol):
     """What both roles have."""
 
     def metrics(self) -> dict[str, Any]:
-        """Counters and gauges since the start."""
+        """Counters and gauges since the start; also after the end."""
 
-    def close(self) -> None:
-        """Stops the transport and releases its socket. May be called twice."""
+    def close(self, code: str, message: str) -> None:
+        """Stops the transport and releases its address; clients learn the code and the message.
 
-
-class WorkerTransport(Transport, Protocol):
-    """The role worker: all-reduces buffers. Operations take their sequences in the order of `submit`."""
-
-    def fileno(self) -> int:
-        """An eventfd that is readable while completions wait."""
-
-    def submit(self, op_id: int, kind: str, dtype: str, send: memoryview, recv: memoryview, count: int) -> None:
-        """Starts one all-reduce. The buffers must stay alive until its completion.
-
-        Raises:
-            ValueError: the operation cannot be.
-            OSError: the transport is closed or broken.
+        May be called twice.
         """
 
-    def completions(self) -> list[tuple[int, str | None]]:
-        """Operations finished since the last call: (op_id, None or the error)."""
+    def join(self) -> None:
+        """Waits, for a second at most, until the clients have read their last words."""
 
-    def cancel_all(self, reason: str) -> None:
-        """Ends every operation in flight with an error."""
+
+class MemberTransport(Transport, Protocol):
+    """The role worker: serves the sessions of the trainers."""
+
+    def fileno(self) -> int:
+        """An eventfd that is readable while `session_events` wait."""
+
+    def attach(self, fd: int, welcome: str, session: int) -> None:
+        """Serves a connected client from now on, on a copy of the descriptor.
+
+        Args:
+            fd: the client's unix stream socket.
+            welcome: JSON object; the transport adds the shared memory, and sends it.
+            session: number, unique in this transport.
+
+        Raises:
+            OSError: there is no shared memory for it; `strerror` says what to do.
+            ValueError: the transport does not run.
+        """
+
+    def session_events(self) -> list[tuple[str, int, dict[str, Any]]]:
+        """What happened since the last call: kind, session, fields."""
+
+    def reply(self, session: int, body: bytes) -> None:
+        """Answers a "stats" event with a JSON object."""
 
 
 Factory = Callable[[Assignment], Transport]
 
 
-def start_native(assignment: Assignment) -> Transport:
-    """Starts the native transport in the assignment's role.
+class _Server:
+    """The parameter server has no clients to tell anything."""
 
-    Raises:
-        ValueError: the transport refuses the assignment.
-        OSError: its socket cannot be opened.
+    def __init__(self, config: str) -> None:
+        import atp_transport
+
+        self._server = atp_transport.ParameterServer(config)
+
+    def metrics(self) -> dict[str, Any]:
+        return self._server.metrics()
+
+    def close(self, code: str, message: str) -> None:
+        self._server.close()
+
+    def join(self) -> None:
+        pass
+
+
+def native_factory(directory: Path) -> Factory:
+    """Starts native transports whose shared memory is in `directory`.
+
+    The factory raises ValueError when the transport refuses the assignment, OSError when its socket cannot be opened.
     """
-    # Imported here: `park` and the tests of the other modules do without it.
-    import atp_transport
 
-    transport: Transport
-    if assignment.role == "worker":
-        transport = atp_transport.Worker(assignment.to_json())
-    else:
-        transport = atp_transport.ParameterServer(assignment.to_json())
-    return transport
+    def start(assignment: Assignment) -> Transport:
+        # Imported here: `park` and the tests of the other modules do without it.
+        import atp_transport
 
+        if assignment.role == "worker":
+            return atp_transport.Member(assignment.to_json(), directory)
+        return _Server(assignment.to_json())
 
-# How the transport's texts begin or what they contain, by code; the first that fits counts.
-_SIGNS = (
-    ("Cancelled", "cancelled:"),
-    ("Stalled", "no progress for "),
-    ("Mismatch", "all ranks must call the same operations"),
-    ("Mismatch", "the descriptor came back damaged"),
-    ("PeerGone", "the answer is to another process"),
-)
-
-
-def error_code(text: str) -> str:
-    """The code of a transport's error text; Internal for one that is not known."""
-    return next((code for code, sign in _SIGNS if sign in text), "Internal")
+    return start

@@ -1,22 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The system calls: a UDP socket read and written in batches, and eventfds. All unsafe code of the transport's socket
-//! layer is here.
+//! Eventfds and `ppoll`.
 
 use std::io;
-use std::mem::{self, MaybeUninit};
-use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 use atp_proto::Nanos;
 
-/// Receive and send buffers asked for. A default buffer holds 166 datagrams of 264 bytes, less than one window.
-const SOCKET_BUFFER: libc::c_int = 16 << 20;
-const ECN_MASK: u8 = 0b11;
-const ECT_0: libc::c_int = 0b10;
-const CE: u8 = 0b11;
-
-fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+pub(crate) fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
@@ -51,386 +42,54 @@ impl EventFd {
     }
 }
 
-fn to_sockaddr(address: SocketAddrV4) -> libc::sockaddr_in {
-    libc::sockaddr_in {
-        sin_family: libc::AF_INET as libc::sa_family_t,
-        sin_port: address.port().to_be(),
-        sin_addr: libc::in_addr { s_addr: u32::from(*address.ip()).to_be() },
-        sin_zero: [0; 8],
-    }
-}
+/// Descriptors that one `ppoll` waits for, by the order in which they were added.
+#[derive(Default)]
+pub struct PollSet(Vec<libc::pollfd>);
 
-fn from_sockaddr(address: &libc::sockaddr_in) -> SocketAddrV4 {
-    SocketAddrV4::new(Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr)), u16::from_be(address.sin_port))
-}
-
-/// Room for the control messages of one datagram (IP_TOS and UDP_GRO, or UDP_SEGMENT), aligned as `cmsghdr` wants it.
-const CONTROL_WORDS: usize = 8;
-/// The kernel's limit of segments in one send was 64 before Linux 6.9.
-const SEGMENTS_MAX: usize = 64;
-/// Largest UDP payload.
-const DATAGRAM_MAX: usize = 65_507;
-
-fn zero_header() -> libc::mmsghdr {
-    // SAFETY: all-zero is a valid value of this C structure.
-    unsafe { MaybeUninit::<libc::mmsghdr>::zeroed().assume_init() }
-}
-
-fn zero_names(count: usize) -> Box<[libc::sockaddr_in]> {
-    vec![to_sockaddr(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0)); count].into()
-}
-
-/// Buffers that a batch of datagrams is received into, with the structures that point into them.
-pub struct Incoming {
-    size: usize,
-    bytes: Box<[u8]>,
-    names: Box<[libc::sockaddr_in]>,
-    control: Box<[[u64; CONTROL_WORDS]]>,
-    _iovecs: Box<[libc::iovec]>,
-    headers: Box<[libc::mmsghdr]>,
-}
-
-/// One received buffer: several packets of one sender where the kernel coalesced them.
-pub struct Received<'a> {
-    pub from: SocketAddrV4,
-    /// IP mark "congestion experienced".
-    pub ce: bool,
-    bytes: &'a [u8],
-    segment: usize,
-}
-
-impl<'a> Received<'a> {
-    /// The packets.
-    pub fn packets(&self) -> impl Iterator<Item = &'a [u8]> {
-        self.bytes.chunks(self.segment)
-    }
-}
-
-impl Incoming {
-    /// `count` datagrams of up to `size` bytes.
-    pub fn new(count: usize, size: usize) -> Self {
-        let mut bytes: Box<[u8]> = vec![0; count * size].into();
-        let mut names = zero_names(count);
-        let mut iovecs: Box<[libc::iovec]> = bytes
-            .chunks_exact_mut(size)
-            .map(|chunk| libc::iovec { iov_base: chunk.as_mut_ptr().cast(), iov_len: size })
-            .collect();
-        let mut headers: Box<[libc::mmsghdr]> = vec![zero_header(); count].into();
-        // The boxes never move their contents, so these pointers hold as long as the batch.
-        for ((header, iovec), name) in headers.iter_mut().zip(&mut iovecs).zip(&mut names) {
-            header.msg_hdr.msg_iov = ptr::from_mut(iovec);
-            header.msg_hdr.msg_iovlen = 1;
-            header.msg_hdr.msg_name = ptr::from_mut(name).cast();
-        }
-        Self { size, bytes, names, control: vec![[0; CONTROL_WORDS]; count].into(), _iovecs: iovecs, headers }
+impl PollSet {
+    pub fn clear(&mut self) {
+        self.0.clear();
     }
 
-    /// Datagram `i` of the last `Socket::receive`.
-    pub fn get(&self, i: usize) -> Option<Received<'_>> {
-        let header = &self.headers[i];
-        let address = &self.names[i];
-        if libc::c_int::from(address.sin_family) != libc::AF_INET {
-            return None;
-        }
-        let length = (header.msg_len as usize).min(self.size);
-        let mut tos = 0u8;
-        let mut segment = length.max(1);
-        // SAFETY: the kernel filled this control buffer, which lives in `self.control`; the macros stay in its length,
-        // and the data of both messages are as long as what is read.
-        unsafe {
-            let mut message = libc::CMSG_FIRSTHDR(&header.msg_hdr);
-            while let Some(m) = message.as_ref() {
-                if m.cmsg_level == libc::IPPROTO_IP && m.cmsg_type == libc::IP_TOS {
-                    tos = *libc::CMSG_DATA(message);
-                } else if m.cmsg_level == libc::SOL_UDP && m.cmsg_type == libc::UDP_GRO {
-                    let size = libc::CMSG_DATA(message).cast::<libc::c_int>().read_unaligned();
-                    segment = usize::try_from(size).unwrap_or(0).max(1);
-                }
-                message = libc::CMSG_NXTHDR(&header.msg_hdr, message);
-            }
-        }
-        let bytes = &self.bytes[i * self.size..i * self.size + length];
-        Some(Received { from: from_sockaddr(address), ce: tos & ECN_MASK == CE, bytes, segment })
-    }
-}
-
-// SAFETY: the pointers lead into boxes that the batch owns.
-unsafe impl Send for Incoming {}
-
-/// Packets of one length that wait for the kernel.
-pub struct Outgoing {
-    size: usize,
-    bytes: Box<[u8]>,
-    to: Vec<SocketAddrV4>,
-    /// Message `m` has the address `names[m]` and the control block `control[m]`.
-    names: Box<[libc::sockaddr_in]>,
-    control: Box<[[u64; CONTROL_WORDS]]>,
-    iovecs: Vec<libc::iovec>,
-    headers: Vec<libc::mmsghdr>,
-    /// Messages that the kernel took.
-    sent: usize,
-}
-
-impl Outgoing {
-    /// Up to `count` packets of `size` bytes.
-    pub fn new(count: usize, size: usize) -> Self {
-        Self {
-            size,
-            bytes: vec![0; count * size].into(),
-            to: Vec::with_capacity(count),
-            names: zero_names(count),
-            control: vec![[0; CONTROL_WORDS]; count].into(),
-            iovecs: Vec::with_capacity(count),
-            headers: Vec::with_capacity(count),
-            sent: 0,
-        }
+    /// Wait for `fd` to become readable, or writable, too. The descriptor must stay open until after `wait`.
+    pub fn add(&mut self, fd: RawFd, readable: bool, writable: bool) -> usize {
+        let events = if readable { libc::POLLIN } else { 0 } | if writable { libc::POLLOUT } else { 0 };
+        self.0.push(libc::pollfd { fd, events, revents: 0 });
+        self.0.len() - 1
     }
 
-    /// Whether a packet can be added: not while messages of the last batch wait.
-    pub fn has_room(&self) -> bool {
-        self.headers.is_empty() && self.to.len() < self.names.len()
-    }
-
-    pub fn waiting(&self) -> bool {
-        !self.to.is_empty()
-    }
-
-    pub fn next_buffer(&mut self) -> &mut [u8] {
-        let at = self.to.len() * self.size;
-        &mut self.bytes[at..at + self.size]
-    }
-
-    /// The buffer of `next_buffer` is a packet.
-    pub fn push(&mut self, to: SocketAddrV4) {
-        self.to.push(to);
-    }
-
-    /// Make messages of the packets: one each, or one for up to `SEGMENTS_MAX` packets with the same destination.
-    fn prepare(&mut self, segment: bool) {
-        self.headers.clear();
-        self.iovecs.clear();
-        self.sent = 0;
-        let limit = if segment { SEGMENTS_MAX.min(DATAGRAM_MAX / self.size).max(1) } else { 1 };
-        let mut order: Vec<usize> = (0..self.to.len()).collect();
-        if segment {
-            order.sort_by_key(|i| self.to[*i]);
-        }
-        for i in &order {
-            let iov_base = self.bytes[i * self.size..].as_mut_ptr().cast();
-            self.iovecs.push(libc::iovec { iov_base, iov_len: self.size });
-        }
-        let mut at = 0;
-        while at < order.len() {
-            let to = self.to[order[at]];
-            let run = order[at..].iter().take(limit).take_while(|i| self.to[**i] == to).count();
-            let m = self.headers.len();
-            self.names[m] = to_sockaddr(to);
-            let mut header = zero_header();
-            let h = &mut header.msg_hdr;
-            h.msg_name = ptr::from_mut(&mut self.names[m]).cast();
-            h.msg_namelen = mem::size_of::<libc::sockaddr_in>() as libc::socklen_t;
-            h.msg_iov = ptr::from_mut(&mut self.iovecs[at]);
-            h.msg_iovlen = run;
-            if run > 1 {
-                h.msg_control = self.control[m].as_mut_ptr().cast();
-                // SAFETY: the control block has room for one message of two bytes, and the macros stay in it.
-                unsafe {
-                    h.msg_controllen = libc::CMSG_SPACE(2) as usize;
-                    let message = libc::CMSG_FIRSTHDR(h);
-                    (*message).cmsg_level = libc::SOL_UDP;
-                    (*message).cmsg_type = libc::UDP_SEGMENT;
-                    (*message).cmsg_len = libc::CMSG_LEN(2) as usize;
-                    libc::CMSG_DATA(message).cast::<u16>().write_unaligned(self.size as u16);
-                }
-            }
-            self.headers.push(header);
-            at += run;
-        }
-    }
-
-    fn clear(&mut self) {
-        self.to.clear();
-        self.headers.clear();
-        self.iovecs.clear();
-        self.sent = 0;
-    }
-}
-
-// SAFETY: the pointers lead into boxes and vectors that the batch owns, and that do not grow while they are in use.
-unsafe impl Send for Outgoing {}
-
-/// A non-blocking UDP socket bound to the endpoint's own address.
-pub struct Socket {
-    fd: OwnedFd,
-    /// The kernel cuts and joins runs of packets (UDP_SEGMENT, UDP_GRO).
-    segment: bool,
-}
-
-impl Socket {
-    /// `segment`: let the kernel cut and join runs of packets where it can. Switches must see packets one by one, so this
-    /// is for jobs without one.
-    pub fn bind(address: SocketAddrV4, segment: bool) -> io::Result<Self> {
-        // SAFETY: no pointers; the result is a new descriptor that nobody else owns.
-        let fd = check(unsafe {
-            libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC, 0)
-        })?;
-        // SAFETY: as above.
-        let mut socket = Self { fd: unsafe { OwnedFd::from_raw_fd(fd) }, segment: false };
-        for (forced, plain) in [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)] {
-            // Beyond the system's limit needs a privilege; without it take what the limit gives.
-            if socket.option(libc::SOL_SOCKET, forced, SOCKET_BUFFER).is_err() {
-                socket.option(libc::SOL_SOCKET, plain, SOCKET_BUFFER)?;
-            }
-        }
-        socket.segment = segment
-            && socket.option(libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok()
-            && socket.option(libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
-        if !socket.segment {
-            // A switch that rewrites values cannot keep a checksum (docs/protocol.md). Segmentation needs one.
-            socket.option(libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)?;
-        }
-        socket.option(libc::IPPROTO_IP, libc::IP_TOS, ECT_0)?;
-        socket.option(libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
-        // Where a packet does not fit the path it is better fragmented (no switch sums it then) than never there.
-        socket.option(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DONT)?;
-        let name = to_sockaddr(address);
-        // SAFETY: a live sockaddr_in of that length.
-        check(unsafe {
-            libc::bind(
-                socket.fd.as_raw_fd(),
-                ptr::from_ref(&name).cast(),
-                mem::size_of::<libc::sockaddr_in>() as libc::socklen_t,
-            )
-        })?;
-        Ok(socket)
-    }
-
-    fn option(&self, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
-        // SAFETY: a live c_int of that length.
-        check(unsafe {
-            libc::setsockopt(
-                self.fd.as_raw_fd(),
-                level,
-                name,
-                ptr::from_ref(&value).cast(),
-                mem::size_of::<libc::c_int>() as libc::socklen_t,
-            )
-        })?;
-        Ok(())
-    }
-
-    /// Bytes that a receive buffer needs, for packets of `packet` bytes: one more, so that a longer one is seen to be longer.
-    pub fn buffer_size(&self, packet: usize) -> usize {
-        if self.segment { DATAGRAM_MAX } else { packet + 1 }
-    }
-
-    /// Whether the kernel joins packets, so that one buffer holds many.
-    pub fn segments(&self) -> bool {
-        self.segment
-    }
-
-    /// Fill the batch with what has come; the number of buffers filled, 0 when nothing waits.
-    pub fn receive(&self, batch: &mut Incoming) -> io::Result<usize> {
-        for (header, control) in batch.headers.iter_mut().zip(batch.control.iter_mut()) {
-            header.msg_hdr.msg_namelen = mem::size_of::<libc::sockaddr_in>() as libc::socklen_t;
-            header.msg_hdr.msg_control = ptr::from_mut(control).cast();
-            header.msg_hdr.msg_controllen = mem::size_of_val(control);
-        }
-        loop {
-            // SAFETY: every header points to live buffers of the batch, of the lengths given.
-            let n = unsafe {
-                libc::recvmmsg(
-                    self.fd.as_raw_fd(),
-                    batch.headers.as_mut_ptr(),
-                    batch.headers.len() as libc::c_uint,
-                    libc::MSG_DONTWAIT,
-                    ptr::null_mut(),
-                )
-            };
-            match check(n) {
-                Ok(n) => return Ok(n as usize),
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(0),
-                // An ICMP error of an earlier packet: the peer is not up yet. The protocol sends again.
-                Err(e) if is_network(&e) => {}
-                Err(e) => return Err(e),
-            }
-        }
-    }
-
-    /// Give waiting packets to the kernel; true when some went.
-    pub fn send(&mut self, batch: &mut Outgoing) -> io::Result<bool> {
-        let mut went = false;
-        if batch.headers.is_empty() {
-            batch.prepare(self.segment);
-        }
-        while batch.sent < batch.headers.len() {
-            let rest = &mut batch.headers[batch.sent..];
-            // SAFETY: every header points to live buffers of the batch, of the lengths given.
-            let n = unsafe {
-                libc::sendmmsg(self.fd.as_raw_fd(), rest.as_mut_ptr(), rest.len() as libc::c_uint, libc::MSG_DONTWAIT)
-            };
-            match check(n) {
-                Ok(n) => {
-                    batch.sent += n as usize;
-                    went = true;
-                }
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(went),
-                Err(e)
-                    if self.segment && matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EIO | libc::EMSGSIZE)) =>
-                {
-                    // The way out cannot segment (no checksum offload, packets above the MTU): one by one from now on.
-                    // Packets of this batch that went already go twice, which the protocol allows.
-                    self.segment = false;
-                    batch.prepare(false);
-                }
-                Err(e) if is_network(&e) => {
-                    // This one cannot go now (no route, peer gone, queue full): it counts as lost on the way.
-                    batch.sent += 1;
-                    went = true;
-                }
-                Err(e) => return Err(e),
-            }
-        }
-        batch.clear();
-        Ok(went)
-    }
-
-    /// Sleep until a datagram comes, `wake` is signalled, the kernel takes datagrams again (`writable`) or time is over.
-    pub fn wait(&self, wake: &EventFd, writable: bool, timeout: Option<Nanos>) -> io::Result<()> {
-        let out = if writable { libc::POLLOUT } else { 0 };
-        let mut fds = [
-            libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN | out, revents: 0 },
-            libc::pollfd { fd: wake.raw(), events: libc::POLLIN, revents: 0 },
-        ];
+    /// Sleep until one of them is ready or time is over.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn wait(&mut self, timeout: Option<Nanos>) -> io::Result<()> {
         let time = timeout.map(|t| libc::timespec {
             tv_sec: (t / 1_000_000_000) as libc::time_t,
             tv_nsec: (t % 1_000_000_000) as libc::c_long,
         });
         let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
-        // SAFETY: two live pollfds, a live timespec or null, no signal mask.
-        match check(unsafe { libc::ppoll(fds.as_mut_ptr(), 2, time, ptr::null()) }) {
-            Err(e) if e.kind() != io::ErrorKind::Interrupted => Err(e),
-            _ => Ok(()),
+        // SAFETY: live pollfds, a live timespec or null, no signal mask.
+        let result = unsafe { libc::ppoll(self.0.as_mut_ptr(), self.0.len() as libc::nfds_t, time, ptr::null()) };
+        match check(result) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {
+                for fd in &mut self.0 {
+                    fd.revents = 0;
+                }
+                Ok(())
+            }
+            Err(e) => Err(e),
+            Ok(_) => Ok(()),
         }
     }
-}
 
-/// Errors of the way or the peer, which a datagram protocol outlives.
-fn is_network(e: &io::Error) -> bool {
-    matches!(
-        e.raw_os_error(),
-        Some(
-            libc::ECONNREFUSED
-                | libc::EHOSTUNREACH
-                | libc::ENETUNREACH
-                | libc::ENETDOWN
-                | libc::EHOSTDOWN
-                | libc::ENOBUFS
-                | libc::EPERM
-                | libc::EMSGSIZE
-                | libc::ENOMEM
-        )
-    )
+    /// Whether reading will not block: also when the peer is gone, which reading then tells.
+    #[must_use]
+    pub fn readable(&self, i: usize) -> bool {
+        self.0.get(i).is_some_and(|fd| fd.revents & (libc::POLLIN | libc::POLLHUP | libc::POLLERR) != 0)
+    }
+
+    #[must_use]
+    pub fn writable(&self, i: usize) -> bool {
+        self.0.get(i).is_some_and(|fd| fd.revents & (libc::POLLOUT | libc::POLLHUP | libc::POLLERR) != 0)
+    }
 }

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from os import PathLike
 from typing import Any, final
 
 from typing_extensions import Buffer
@@ -57,6 +58,55 @@ class Worker:
 
     def close(self) -> None:
         """Stop the thread. Pending operations end with an error; buffers are free afterwards. May be called again."""
+
+@final
+class Member:
+    """One rank of a job with process groups: serves the sessions of trainers (docs/session.md) on a thread of its own.
+
+    ``config`` is the assignment JSON with ``role`` "worker"; ``directory`` is where the shared memory of the sessions
+    is made, on a memory file system that the trainers see at the same path. Raises as Worker.
+    """
+
+    def __new__(cls, config: str, directory: str | PathLike[str]) -> Member: ...
+    def fileno(self) -> int:
+        """An eventfd that is readable while ``session_events()`` wait."""
+
+    def attach(self, fd: int, welcome: str, session: int) -> None:
+        """Serve a client from now on: send the welcome, then read its frames.
+
+        ``fd`` is a connected unix stream socket, which is duplicated: the caller closes its own, and does not read or
+        write any more. ``welcome`` is a JSON object, to which the shared memory is added. ``session`` is a number that
+        no other session of this member has or had.
+
+        Raises OSError (no shared memory, no descriptor; ``strerror`` says what to do) and ValueError (the welcome is no
+        JSON object, or the member does not run).
+        """
+
+    def session_events(self) -> list[tuple[str, int, dict[str, Any]]]:
+        """What happened since the last call, as (kind, session, fields).
+
+        - "stats": the client asks for metrics; ``reply`` answers.
+        - "left", "refused" (broke the protocol), "cut-off" (does not read): the session has ended, with reason and
+          operationsLeft.
+        - "failed": op, group, code, message, broken and count: the first part of a group that failed and how many
+          followed with the same code.
+        - "grow-refused": bytes and reason.
+        - "warning": text. "stopped": reason, the thread ended by itself. Both with session 0.
+        """
+
+    def reply(self, session: int, body: bytes) -> None:
+        """Answer a "stats" event with a JSON object. Without effect when the session has ended."""
+
+    def metrics(self) -> Metrics:
+        """As ``Worker.metrics``; and "operations" (dict of result, "ok" or the code, to count), "sessions" and
+        "operations_outstanding" (parts)."""
+
+    def close(self, code: str, message: str) -> None:
+        """End all sessions: what is outstanding fails with the code and message, which every client also gets as its
+        last frame. Returns when the UDP address is free. May be called again."""
+
+    def join(self) -> None:
+        """After ``close``: wait until the clients have read their last words, for a second at most. Before: stop."""
 
 @final
 class ParameterServer:

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Python module `atp_transport._native`. The API is documented in `atp_transport/_native.pyi`.
 
+mod member;
+
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use atp_net::{Commanded, Driver, WorkerCommand};
 use atp_proto::fixed::Dtype;
+use atp_proto::host::Host;
 use atp_proto::op::{Kind, Memory};
 use atp_proto::stats::Snapshot;
 use atp_proto::worker::{OPS_MAX, Submission};
@@ -213,7 +216,7 @@ impl Worker {
         let token = ledger.next;
         ledger.next += 1;
         ledger.pending.insert(token, Pending { op_id, _send: send, _recv: recv });
-        let submission = Submission { token, op_id, kind, dtype, count, memory: Box::new(memory) };
+        let submission = Submission { token, op_id, kind, dtype, count, scale: None, memory: Box::new(memory) };
         if !driver.send(WorkerCommand::Submit(submission)) {
             let refused = ledger.pending.remove(&token);
             let why = driver.failure().unwrap_or_default();
@@ -230,7 +233,7 @@ impl Worker {
             let mut ledger = lock(&self.ledger);
             events
                 .into_iter()
-                .filter_map(|event| ledger.pending.remove(&event.token).map(|p| (p, event.error)))
+                .filter_map(|event| ledger.pending.remove(&event.token).map(|p| (p, event.error.map(|e| e.text))))
                 .collect()
         };
         ended.into_iter().map(|(pending, error)| (pending.op_id, error)).collect()
@@ -252,7 +255,7 @@ impl Worker {
 
 #[pyclass(module = "atp_transport", frozen)]
 struct ParameterServer {
-    driver: Mutex<Driver<atp_proto::ParameterServer>>,
+    driver: Mutex<Driver<Host>>,
 }
 
 #[pymethods]
@@ -260,7 +263,7 @@ impl ParameterServer {
     #[new]
     fn new(py: Python<'_>, config: &str) -> PyResult<Self> {
         let config = Config::from_json(config).map_err(|e| config_error(&e))?;
-        let endpoint = atp_proto::ParameterServer::new(config.clone()).map_err(|e| config_error(&e))?;
+        let endpoint = Host::new(config.clone(), start_number()).map_err(|e| config_error(&e))?;
         Ok(Self { driver: Mutex::new(start(py, endpoint, &config, "atp-ps")?) })
     }
 
@@ -277,6 +280,7 @@ impl ParameterServer {
 #[pymodule]
 fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<Worker>()?;
+    m.add_class::<member::Member>()?;
     m.add_class::<ParameterServer>()?;
     Ok(())
 }

@@ -1,0 +1,498 @@
+// SPDX-License-Identifier: Apache-2.0
+//! All sessions of a worker's sidecar, in front of its transport.
+//!
+//! This is the endpoint that the thread runs: the transport's packets and timeouts pass through, and between two of its
+//! turns the clients' frames become operations of the transport, whose ends become frames.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::net::SocketAddrV4;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use atp_proto::failure::{Code, Failure};
+use atp_proto::member::{Member, Part};
+use atp_proto::stats::Snapshot;
+use atp_proto::{Endpoint, Event, Nanos, Transmit};
+use serde_json::{Map, Value};
+
+use crate::board::{Board, End, SessionEvent};
+use crate::commanded::Commanded;
+use crate::connection::{Connection, Got, LINGER, Stage};
+use crate::driver::Sender;
+use crate::segment::Segment;
+use crate::session::{Call, Session, clip};
+use crate::sys::PollSet;
+
+/// Bytes that are read of a session in one turn.
+const READ_BYTES: usize = 1 << 16;
+
+/// What the sessions need of the transport.
+pub trait Groups: Endpoint {
+    fn submit(&mut self, part: Part, now: Nanos);
+    /// This rank gives the group up; its parts come back as events.
+    fn abort(&mut self, group: u64, code: Code, reason: &str, now: Nanos);
+    /// This rank is through with the group.
+    fn leave(&mut self, group: u64, now: Nanos);
+    /// How many trainers are connected.
+    fn set_attached(&mut self, sessions: u32, now: Nanos);
+    /// What the trainers and the log should know.
+    fn poll_warning(&mut self) -> Option<String>;
+}
+
+impl Groups for Member {
+    fn submit(&mut self, part: Part, now: Nanos) {
+        Self::submit(self, part, now);
+    }
+    fn abort(&mut self, group: u64, code: Code, reason: &str, now: Nanos) {
+        Self::abort(self, group, code, reason, now);
+    }
+    fn leave(&mut self, group: u64, now: Nanos) {
+        Self::leave(self, group, now);
+    }
+    fn set_attached(&mut self, sessions: u32, now: Nanos) {
+        Self::set_attached(self, sessions, now);
+    }
+    fn poll_warning(&mut self) -> Option<String> {
+        Self::poll_warning(self)
+    }
+}
+
+/// A client that was let in.
+pub struct Attachment {
+    /// Unique among the sessions of the transport.
+    pub session: u32,
+    pub stream: UnixStream,
+    pub segment: Segment,
+    /// The welcome without what the segment adds.
+    pub welcome: Map<String, Value>,
+}
+
+/// What the sessions can be told.
+pub enum SessionCommand {
+    Attach(Box<Attachment>),
+    /// The answer to `SessionEvent::Stats`: a JSON object.
+    Reply { session: u32, body: Vec<u8> },
+    /// A further segment was made, or not.
+    Grown { session: u32, bytes: u64, made: io::Result<Segment> },
+    /// End all sessions; the transport goes too.
+    Close { code: String, message: String },
+}
+
+struct Token {
+    session: u32,
+    op: u64,
+    group: u64,
+}
+
+/// The first failure of a group in one turn, and how many followed.
+struct Failures {
+    session: u32,
+    group: u64,
+    op: u64,
+    failure: Failure,
+    count: u64,
+}
+
+pub struct Sessions<G> {
+    groups: G,
+    rank: u16,
+    directory: PathBuf,
+    board: Arc<Board>,
+    commands: Sender<SessionCommand>,
+    connections: BTreeMap<u32, Connection>,
+    /// Parts that the transport has.
+    tokens: HashMap<u64, Token>,
+    next_token: u64,
+    /// Which session uses a group.
+    owners: HashMap<u64, u32>,
+    failures: Vec<Failures>,
+    calls: Vec<Call>,
+    buffer: Vec<u8>,
+    attached: u32,
+    /// Some: everything ends, with this code and message.
+    closing: Option<(String, String)>,
+}
+
+impl<G: Groups> Sessions<G> {
+    /// `rank`: of this worker. `directory`: where the shared memory is.
+    #[must_use]
+    pub fn new(groups: G, rank: u16, directory: &Path, board: Arc<Board>, commands: Sender<SessionCommand>) -> Self {
+        Self {
+            groups,
+            rank,
+            directory: directory.to_owned(),
+            board,
+            commands,
+            connections: BTreeMap::new(),
+            tokens: HashMap::new(),
+            next_token: 0,
+            owners: HashMap::new(),
+            failures: Vec::new(),
+            calls: Vec::new(),
+            buffer: vec![0; READ_BYTES],
+            attached: 0,
+            closing: None,
+        }
+    }
+
+    fn attach(&mut self, new: Attachment, now: Nanos) {
+        let session = Session::new(Arc::new(new.segment), new.welcome);
+        self.connections.insert(new.session, Connection::new(new.stream, session));
+        if let Some((code, message)) = self.closing.clone() {
+            self.finish(new.session, End::Left, &message, Some((&code, &message)), now);
+        }
+        self.count_attached(now);
+    }
+
+    fn count_attached(&mut self, now: Nanos) {
+        let attached = self.connections.values().filter(|c| c.is_serving()).count();
+        if self.attached as usize != attached {
+            self.attached = attached as u32;
+            self.groups.set_attached(self.attached, now);
+        }
+    }
+
+    /// A client's bytes wait.
+    fn read(&mut self, number: u32, now: Nanos) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        let mut calls = std::mem::take(&mut self.calls);
+        let outcome = match connection.read(&mut self.buffer) {
+            Got::Nothing => Ok(()),
+            Got::Bytes(n) => connection.session.receive(&self.buffer[..n], &mut calls).map_err(|e| (End::Refused, e)),
+            Got::End(why) => Err((End::Left, why)),
+        };
+        let mut outcome = outcome;
+        for call in calls.drain(..) {
+            if let Err(end) = self.call(number, call, now) {
+                outcome = Err(end);
+                break;
+            }
+        }
+        calls.clear();
+        self.calls = calls;
+        match outcome {
+            Ok(()) => {}
+            Err((End::Refused, why)) => self.finish(number, End::Refused, &why, Some(("Protocol", &why)), now),
+            Err((end, why)) => self.finish(number, end, &why, None, now),
+        }
+    }
+
+    fn call(&mut self, number: u32, call: Call, now: Nanos) -> Result<(), (End, String)> {
+        match call {
+            Call::Submit { submit: s, memory } => {
+                self.own(s.group, number)?;
+                let token = self.next_token;
+                self.next_token += 1;
+                self.tokens.insert(token, Token { session: number, op: s.op, group: s.group });
+                let part = Part {
+                    token,
+                    group: s.group,
+                    number: s.number,
+                    total: s.total,
+                    begin: s.begin,
+                    kind: s.kind,
+                    dtype: s.dtype,
+                    count: s.count.into(),
+                    memory: Box::new(memory),
+                };
+                self.groups.submit(part, now);
+            }
+            Call::Abort { group, code, reason } => {
+                self.own(group, number)?;
+                self.groups.abort(group, code, &reason, now);
+            }
+            Call::Leave { group } => {
+                self.own(group, number)?;
+                self.groups.leave(group, now);
+                self.disown(group, number);
+            }
+            Call::Grow { bytes } => self.grow(number, bytes),
+            Call::Stats => self.board.push(SessionEvent::Stats { session: number }),
+            Call::Bye => return Err((End::Left, "bye".to_owned())),
+        }
+        Ok(())
+    }
+
+    fn own(&mut self, group: u64, number: u32) -> Result<(), (End, String)> {
+        if *self.owners.entry(group).or_insert(number) == number {
+            return Ok(());
+        }
+        Err((End::Refused, format!("group {group:#x} belongs to another trainer of this pod")))
+    }
+
+    /// Forget whose group it is, once its session does.
+    fn disown(&mut self, group: u64, number: u32) {
+        let uses = self.connections.get(&number).is_some_and(|c| c.session.uses(group));
+        if !uses && self.owners.get(&group) == Some(&number) {
+            self.owners.remove(&group);
+        }
+    }
+
+    /// Reserving memory takes a millisecond for each 4 MB: not on this thread.
+    fn grow(&mut self, session: u32, bytes: u64) {
+        let directory = self.directory.clone();
+        let commands = self.commands.clone();
+        let spawned = std::thread::Builder::new().name("atp-segment".to_owned()).spawn(move || {
+            let made = Segment::create(&directory, bytes);
+            commands.send(SessionCommand::Grown { session, bytes, made });
+        });
+        if let Err(e) = spawned {
+            self.grown(session, bytes, Err(e));
+        }
+    }
+
+    fn grown(&mut self, number: u32, bytes: u64, made: io::Result<Segment>) {
+        if let Err(e) = &made {
+            self.board.push(SessionEvent::GrowRefused { session: number, bytes, why: e.to_string() });
+        }
+        let Some(connection) = self.connections.get_mut(&number).filter(|c| c.is_serving()) else { return };
+        if let Some(Call::Grow { bytes }) = connection.session.grown(made) {
+            self.grow(number, bytes);
+        }
+    }
+
+    /// End a session. `fatal`: code and message of its last words.
+    fn finish(&mut self, number: u32, end: End, why: &str, fatal: Option<(&str, &str)>, now: Nanos) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        if connection.stage() == Stage::Closed {
+            // The socket broke already.
+        } else if !connection.is_serving() {
+            return;
+        }
+        if let Some((code, message)) = fatal {
+            connection.session.fatal(code, message);
+        }
+        let (parts, groups) = connection.session.dissolve();
+        connection.end(now);
+        let outstanding = parts.len();
+        for (group, open) in groups {
+            for _ in 0..open {
+                self.board.count(Some(Code::PeerGone));
+            }
+            if self.owners.get(&group) != Some(&number) {
+                continue;
+            }
+            self.owners.remove(&group);
+            if self.closing.is_some() {
+                continue;
+            }
+            if outstanding == 0 {
+                self.groups.leave(group, now);
+            } else {
+                // Also groups without operations under way: whoever waits for this rank there waits in vain.
+                let reason = format!(
+                    "the trainer of rank {} left ({}) with {outstanding} operations outstanding",
+                    self.rank,
+                    clip(why)
+                );
+                self.groups.abort(group, Code::PeerGone, &reason, now);
+            }
+        }
+        self.board.push(SessionEvent::Ended {
+            session: number,
+            end,
+            why: clip(why).to_owned(),
+            outstanding: outstanding as u64,
+        });
+        self.count_attached(now);
+    }
+
+    /// An operation of the transport ended.
+    fn ended(&mut self, event: Event) {
+        let Event { token, error, memory } = event;
+        // The client may reuse the memory once it knows.
+        drop(memory);
+        let Some(token) = self.tokens.remove(&token) else { return };
+        let Some(connection) = self.connections.get_mut(&token.session).filter(|c| c.is_serving()) else { return };
+        if let Some(result) = connection.session.ended(token.op, error.as_ref()) {
+            self.board.count(result.err());
+        }
+        if !connection.session.uses(token.group) {
+            self.disown(token.group, token.session);
+        }
+        let Some(failure) = error else { return };
+        let known = self.failures.iter_mut().rev().find(|f| {
+            (f.session, f.group, f.failure.code) == (token.session, token.group, failure.code)
+        });
+        match known {
+            Some(known) => known.count += 1,
+            None => self.failures.push(Failures {
+                session: token.session,
+                group: token.group,
+                op: token.op,
+                failure,
+                count: 1,
+            }),
+        }
+    }
+
+    fn report_failures(&mut self) {
+        for f in self.failures.drain(..) {
+            self.board.push(SessionEvent::Failed {
+                session: f.session,
+                group: f.group,
+                op: f.op,
+                code: f.failure.code,
+                text: clip(&f.failure.text).to_owned(),
+                broken: f.failure.broken,
+                count: f.count,
+            });
+        }
+    }
+
+    fn write(&mut self, now: Nanos) {
+        let mut broken: Vec<(u32, End, String)> = Vec::new();
+        for (number, connection) in &mut self.connections {
+            if !connection.is_serving() {
+                connection.wind_up(&mut self.buffer, now);
+            } else if let Err(why) = connection.write() {
+                broken.push((*number, End::Left, why));
+            } else if connection.session.is_clogged() {
+                connection.cut();
+                broken.push((*number, End::CutOff, "it does not read its messages".to_owned()));
+            }
+        }
+        for (number, end, why) in broken {
+            self.finish(number, end, &why, None, now);
+        }
+        self.connections.retain(|_, c| c.stage() != Stage::Closed);
+    }
+
+    /// Fail every operation, and tell every client why the connection ends.
+    fn close(&mut self, code: &str, message: &str, now: Nanos) {
+        if self.closing.is_some() {
+            return;
+        }
+        self.closing = Some((code.to_owned(), message.to_owned()));
+        let failure = Failure::breaking(Code::parse(code).unwrap_or(Code::Internal), message);
+        let numbers: Vec<u32> = self.connections.iter().filter(|(_, c)| c.is_serving()).map(|(n, _)| *n).collect();
+        let mut tokens: Vec<(u64, Token)> = self.tokens.drain().collect();
+        tokens.sort_unstable_by_key(|(token, _)| *token);
+        for (_, token) in tokens {
+            let Some(connection) = self.connections.get_mut(&token.session).filter(|c| c.is_serving()) else {
+                continue;
+            };
+            if let Some(result) = connection.session.ended(token.op, Some(&failure)) {
+                self.board.count(result.err());
+            }
+        }
+        for number in numbers {
+            self.finish(number, End::Left, message, Some((code, message)), now);
+        }
+        self.write(now);
+    }
+}
+
+impl<G: Groups> Endpoint for Sessions<G> {
+    fn handle(&mut self, from: SocketAddrV4, ce: bool, data: &[u8], now: Nanos) {
+        self.groups.handle(from, ce, data, now);
+    }
+    fn poll_transmit(&mut self, now: Nanos, buffer: &mut [u8]) -> Option<Transmit> {
+        self.groups.poll_transmit(now, buffer)
+    }
+    fn poll_timeout(&self) -> Option<Nanos> {
+        let until = |c: &Connection| match c.stage() {
+            Stage::Ending { until, .. } => Some(until),
+            Stage::Serving | Stage::Closed => None,
+        };
+        self.groups.poll_timeout().into_iter().chain(self.connections.values().filter_map(until)).min()
+    }
+    fn handle_timeout(&mut self, now: Nanos) {
+        if self.groups.poll_timeout().is_some_and(|at| now >= at) {
+            self.groups.handle_timeout(now);
+        }
+    }
+    fn poll_event(&mut self) -> Option<Event> {
+        None
+    }
+    fn snapshot(&self) -> Snapshot {
+        self.groups.snapshot()
+    }
+}
+
+impl<G: Groups> Commanded for Sessions<G> {
+    type Command = SessionCommand;
+
+    fn command(&mut self, command: SessionCommand, now: Nanos) {
+        match command {
+            SessionCommand::Attach(new) => self.attach(*new, now),
+            SessionCommand::Reply { session, body } => {
+                if let Some(connection) = self.connections.get_mut(&session).filter(|c| c.is_serving()) {
+                    connection.session.reply(&body);
+                }
+            }
+            SessionCommand::Grown { session, bytes, made } => self.grown(session, bytes, made),
+            SessionCommand::Close { code, message } => self.close(&code, &message, now),
+        }
+    }
+
+    fn abort(&mut self, reason: &str) {
+        if self.closing.is_none() {
+            self.board.push(SessionEvent::Stopped { why: reason.to_owned() });
+            self.close("Internal", &format!("the transport of this sidecar does not run: {reason}"), 0);
+        }
+        self.tokens.clear();
+    }
+
+    fn watch(&mut self, poll: &mut PollSet) {
+        for connection in self.connections.values_mut() {
+            let (readable, writable) = connection.wants();
+            connection.slot = poll.add(connection.raw(), readable, writable);
+        }
+    }
+
+    fn serve(&mut self, poll: &PollSet, now: Nanos) {
+        let ready: Vec<u32> = self
+            .connections
+            .iter()
+            .filter(|(_, c)| c.is_serving() && poll.readable(c.slot))
+            .map(|(number, _)| *number)
+            .collect();
+        for number in ready {
+            self.read(number, now);
+        }
+    }
+
+    fn settle(&mut self, now: Nanos) {
+        while let Some(event) = self.groups.poll_event() {
+            self.ended(event);
+        }
+        self.report_failures();
+        while let Some(text) = self.groups.poll_warning() {
+            for connection in self.connections.values_mut().filter(|c| c.is_serving()) {
+                connection.session.warn(&text);
+            }
+            self.board.push(SessionEvent::Warning { text });
+        }
+        self.write(now);
+        self.board.gauge(self.attached as usize, self.tokens.len());
+    }
+
+    fn closing(&self) -> bool {
+        self.closing.is_some()
+    }
+
+    fn linger(&mut self) {
+        let origin = Instant::now();
+        let clock = || origin.elapsed().as_nanos() as Nanos;
+        for connection in self.connections.values_mut() {
+            connection.restart_clock(0);
+        }
+        let mut poll = PollSet::default();
+        loop {
+            let now = clock();
+            self.write(now);
+            if self.connections.is_empty() || now > LINGER {
+                return;
+            }
+            poll.clear();
+            self.watch(&mut poll);
+            if poll.wait(Some(LINGER.saturating_sub(now))).is_err() {
+                return;
+            }
+        }
+    }
+}
