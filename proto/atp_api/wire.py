@@ -39,6 +39,12 @@ STALE_NS = 100000000
 """T: an aggregator idle for longer is stale, and free for whoever meets it; nanoseconds."""
 WINDOW_INITIAL = 200
 """Initial congestion window, packets of the profile in use (ATP section 3.4)."""
+CONTROL_BYTES_MAX = 1200
+"""Largest UDP payload of a control packet, in every profile: what any path of the internet takes."""
+PART_BYTES = 1048576
+"""Bytes of an operation's parts; the last one may be shorter."""
+INLINE_BYTES = 256
+"""Parts of at most so many bytes travel in their announcement, and the coordinator sums them."""
 OUT_OF_ORDER_ACKS = 3
 """Floor of out-of-order ACKs that declare a packet lost."""
 

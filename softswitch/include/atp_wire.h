@@ -35,6 +35,12 @@
 #define ATP_STALE_NS 100000000u
 /* Initial congestion window, packets of the profile in use (ATP section 3.4). */
 #define ATP_WINDOW_INITIAL 200u
+/* Largest UDP payload of a control packet, in every profile: what any path of the internet takes. */
+#define ATP_CONTROL_BYTES_MAX 1200u
+/* Bytes of an operation's parts; the last one may be shorter. */
+#define ATP_PART_BYTES 1048576u
+/* Parts of at most so many bytes travel in their announcement, and the coordinator sums them. */
+#define ATP_INLINE_BYTES 256u
 /* Floor of out-of-order ACKs that declare a packet lost. */
 #define ATP_OUT_OF_ORDER_ACKS 3u
 

@@ -10,7 +10,7 @@ use atp_proto::fixed::Dtype;
 use atp_proto::op::Kind;
 use atp_proto::wire::{HEADER_BYTES, Header};
 use atp_proto::worker::Submission;
-use atp_proto::{Config, Endpoint, Mode, Nanos, ParameterServer, Role, Worker};
+use atp_proto::{Code, Config, Endpoint, Mode, Nanos, ParameterServer, Role, Worker};
 
 use crate::input::Input;
 use crate::setup::{self, JOB_ID, SERVER};
@@ -284,6 +284,7 @@ impl<'a> Network<'a> {
                 kind: Kind::Sum,
                 dtype: data.dtype,
                 count: data.count(rank) as u64,
+                scale: None,
                 memory: Box::new(data.bytes(rank)),
             };
             self.workers[rank].submit(s, self.now);
@@ -388,7 +389,9 @@ impl<'a> Network<'a> {
                 let data = &self.data[event.token as usize];
                 assert!(!self.ended[rank].contains(&event.token), "operation {} ended twice", event.token);
                 match event.error {
-                    Some(text) => assert!(data.odd.is_some() && text.contains("elements"), "rank {rank}: {text}"),
+                    Some(failure) => {
+                        assert!(data.odd.is_some() && failure.code == Code::Mismatch, "rank {rank}: {failure:?}");
+                    }
                     None => {
                         assert!(data.odd.is_none(), "ranks with different counts were summed");
                         // Only a failure may overtake.

@@ -110,7 +110,7 @@ impl Harness<'_> {
         let expected = honest.then(|| self.alone(dtype, &memory[..count * dtype.size()]));
         self.pending.insert(token, Pending { bytes: memory.len(), expected });
         self.worker.submit(
-            Submission { token, op_id: token, kind, dtype, count: count as u64, memory: Box::new(memory) },
+            Submission { token, op_id: token, kind, dtype, count: count as u64, scale: None, memory: Box::new(memory) },
             self.now,
         );
     }
@@ -121,7 +121,7 @@ impl Harness<'_> {
         let bytes = self.config.values * dtype.size();
         let mut packet = vec![0; 4 * self.config.values];
         for (from, to) in source.chunks(bytes).zip(result.chunks_mut(bytes)) {
-            if fixed::encode(dtype, from, self.config.scale, self.config.addend_limit, &mut packet) {
+            if fixed::encode(dtype, from, self.config.scale, self.config.addend_limit, &mut packet).fits {
                 fixed::decode(dtype, &packet, self.config.scale, 1.0, to);
             } else {
                 fixed::encode_raw(dtype, from, &mut packet);

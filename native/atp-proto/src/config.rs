@@ -68,8 +68,10 @@ pub struct Config {
     pub rank: u16,
     /// 32-bit values in every packet.
     pub values: usize,
-    /// Fixed-point factor s.
+    /// Fixed-point factor s, where an operation does not bring its own.
     pub scale: f64,
+    /// The ranks agree on a scale for each part of an operation.
+    pub auto_scale: bool,
     /// Largest |x * s| that is sent as an integer. Smaller than `fixed::LIMIT` where a switch's sum could leave int32
     /// unseen.
     pub addend_limit: i32,
@@ -147,8 +149,8 @@ struct Raw {
     #[serde(default)]
     rank: u32,
     values_per_packet: u32,
-    #[serde(default = "default_scale")]
-    scale: f64,
+    #[serde(default)]
+    scale: RawScale,
     addend_limit: Option<u32>,
     #[serde(default = "default_port")]
     port: u16,
@@ -166,9 +168,20 @@ struct Raw {
     segmentation_offload: Option<bool>,
 }
 
-fn default_scale() -> f64 {
-    f64::from(wire::SCALE_DEFAULT)
+/// `"Auto"` or a number.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum RawScale {
+    Fixed(f64),
+    Word(String),
 }
+
+impl Default for RawScale {
+    fn default() -> Self {
+        Self::Word("Auto".to_owned())
+    }
+}
+
 fn default_port() -> u16 {
     10800
 }
@@ -209,8 +222,13 @@ impl Config {
                 raw.values_per_packet
             );
         }
-        if !(raw.scale.is_finite() && raw.scale > 0.0) {
-            bail!("scale is {}, it must be a positive number (default 1e8)", raw.scale);
+        let (scale, auto_scale) = match raw.scale {
+            RawScale::Fixed(scale) => (scale, false),
+            RawScale::Word(word) if word == "Auto" => (f64::from(wire::SCALE_DEFAULT), true),
+            RawScale::Word(word) => bail!("scale is {word:?}, it must be \"Auto\" or a positive number"),
+        };
+        if !(scale.is_finite() && scale > 0.0) {
+            bail!("scale is {scale}, it must be \"Auto\" or a positive number");
         }
         let limit = raw.addend_limit.unwrap_or(i32::MAX.unsigned_abs());
         if limit == 0 || limit > i32::MAX.unsigned_abs() {
@@ -313,7 +331,8 @@ impl Config {
             role: raw.role,
             rank: raw.rank as u16,
             values: raw.values_per_packet as usize,
-            scale: raw.scale,
+            scale,
+            auto_scale,
             addend_limit: fixed::LIMIT.min(limit as i32),
             bind,
             regions: raw.regions,
@@ -343,6 +362,12 @@ impl Config {
     #[must_use]
     pub fn packet_bytes(&self) -> usize {
         wire::HEADER_BYTES + 4 * self.values
+    }
+
+    /// Bytes that the largest packet of this endpoint needs, data or control.
+    #[must_use]
+    pub fn buffer_bytes(&self) -> usize {
+        self.packet_bytes().max(wire::CONTROL_BYTES_MAX as usize)
     }
 
     /// Where the sequence space continues after the operation at `start` failed on its descriptor: beyond everything

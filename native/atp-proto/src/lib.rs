@@ -9,10 +9,15 @@
 
 pub mod config;
 pub mod congestion;
+pub mod control;
+pub mod coordinator;
 pub mod coverage;
+pub mod failure;
 pub mod fixed;
 mod gradient;
+pub mod host;
 pub mod index;
+pub mod member;
 pub mod op;
 pub mod seq;
 pub mod server;
@@ -24,6 +29,9 @@ pub mod worker;
 use std::net::SocketAddrV4;
 
 pub use config::{Config, ConfigError, Mode, Role};
+pub use failure::{Code, Failure};
+pub use host::Host;
+pub use member::{Member, Part};
 pub use server::ParameterServer;
 pub use worker::Worker;
 
@@ -43,7 +51,7 @@ pub struct Event {
     /// The caller's token of the operation.
     pub token: u64,
     /// `None`: the result is in the target memory.
-    pub error: Option<String>,
+    pub error: Option<Failure>,
     /// The operation's memory, given back.
     pub memory: Box<dyn op::Memory>,
 }
@@ -52,7 +60,7 @@ pub struct Event {
 pub trait Endpoint: Send {
     /// A datagram came in. `ce`: it carried the IP mark "congestion experienced".
     fn handle(&mut self, from: SocketAddrV4, ce: bool, data: &[u8], now: Nanos);
-    /// Write the next datagram into `buffer` (at least `Config::packet_bytes`); `None` when there is nothing to send now.
+    /// Write the next datagram into `buffer` (at least `Config::buffer_bytes`); `None` when there is nothing to send now.
     fn poll_transmit(&mut self, now: Nanos, buffer: &mut [u8]) -> Option<Transmit>;
     /// When `handle_timeout` must be called at the latest.
     fn poll_timeout(&self) -> Option<Nanos>;

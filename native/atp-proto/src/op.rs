@@ -76,7 +76,6 @@ pub struct Descriptor {
 /// Numbers that a worker's start draws one of.
 pub const INCARNATIONS: u32 = 1 << 12;
 
-const DTYPES: [Dtype; 4] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16, Dtype::Int32];
 const OP_MASK: u32 = (1 << 23) - 1;
 const LOW30: u64 = (1 << 30) - 1;
 /// Bits of the third word that the count has.
@@ -97,7 +96,7 @@ impl Descriptor {
     /// The three words.
     #[must_use]
     pub fn words(&self) -> [i32; WORDS_PER_RANK] {
-        let dtype = DTYPES.iter().position(|d| *d == self.dtype).unwrap_or(0) as u32;
+        let dtype = u32::from(self.dtype.number());
         let code = 1 + 4 * u32::from(self.kind == Kind::Mean) + dtype;
         let high = (self.count >> 30) as u32 & HIGH_MASK | self.incarnation << HIGH_BITS;
         [(self.op << 7 | code) as i32, (self.count & LOW30) as i32, high as i32]
@@ -119,7 +118,7 @@ impl Descriptor {
         Some(Self {
             op: head as u32 >> 7,
             kind,
-            dtype: DTYPES[code as usize % 4],
+            dtype: Dtype::from_number((code % 4) as u8)?,
             count: low as u64 | u64::from(high as u32 & HIGH_MASK) << 30,
             incarnation: high as u32 >> HIGH_BITS,
         })
@@ -204,9 +203,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn words_round_trip(op: u64, mean: bool, d in 0usize..4, count in 0..COUNT_MAX, start: u32) {
+        fn words_round_trip(op: u64, mean: bool, d in 0u8..4, count in 0..COUNT_MAX, start: u32) {
             let kind = if mean { Kind::Mean } else { Kind::Sum };
-            let x = Descriptor::new(op, kind, DTYPES[d], count).of_incarnation(start);
+            let x = Descriptor::new(op, kind, Dtype::from_number(d).unwrap(), count).of_incarnation(start);
             let words = x.words();
             prop_assert!(words.iter().all(|w| (0..1 << 30).contains(w)));
             prop_assert_eq!(Descriptor::from_words(&words), Some(x));

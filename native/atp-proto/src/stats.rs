@@ -43,6 +43,16 @@ counters! {
     rejected_short, rejected_stranger, rejected_job, rejected_length, rejected_sequence, rejected_coverage,
     rejected_kind,
     ops_completed, ops_failed,
+    /// Coordinator: parts that run through the switch, and parts that it summed itself.
+    parts_granted, inline_operations,
+    /// Worker: values that are not 0 and became 0 at the scale in use.
+    values_rounded_to_zero,
+    /// Worker: finite values that had to travel raw.
+    values_out_of_range,
+    /// Worker: NaN and Inf.
+    values_not_finite,
+    /// Packets of the control channel, and those of them that were sent again.
+    control_packets, control_retransmits,
 }
 
 /// Counters and gauges at one moment.

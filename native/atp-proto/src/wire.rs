@@ -37,6 +37,12 @@ pub const SCALE_DEFAULT: u32 = 100000000;
 pub const STALE_NS: u64 = 100000000;
 /// Initial congestion window, packets of the profile in use (ATP section 3.4).
 pub const WINDOW_INITIAL: u32 = 200;
+/// Largest UDP payload of a control packet, in every profile: what any path of the internet takes.
+pub const CONTROL_BYTES_MAX: u32 = 1200;
+/// Bytes of an operation's parts; the last one may be shorter.
+pub const PART_BYTES: usize = 1048576;
+/// Parts of at most so many bytes travel in their announcement, and the coordinator sums them.
+pub const INLINE_BYTES: usize = 256;
 /// Floor of out-of-order ACKs that declare a packet lost.
 pub const OUT_OF_ORDER_ACKS: u32 = 3;
 

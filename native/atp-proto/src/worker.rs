@@ -7,6 +7,7 @@ use std::net::SocketAddrV4;
 use crate::config::{Comparison, Config, ConfigError, Mode, Role, WorkerEntry};
 use crate::congestion::{LossJudge, Reordering, Rtt, Window};
 use crate::coverage::Topology;
+use crate::failure::{Code, Failure};
 use crate::fixed::{self, Dtype, RAW_INT32, RAW_NOTICE};
 use crate::index::{IndexTable, mix};
 use crate::op::{COUNT_MAX, Descriptor, Kind, Memory, Refusal, WORDS_PER_RANK, check_descriptors};
@@ -38,6 +39,8 @@ pub struct Submission {
     pub dtype: Dtype,
     /// Elements.
     pub count: u64,
+    /// Fixed-point factor, the same at all ranks; `None`: that of the assignment.
+    pub scale: Option<f64>,
     pub memory: Box<dyn Memory>,
 }
 
@@ -98,6 +101,7 @@ struct Op {
     start: u64,
     /// Data packets.
     packets: u64,
+    scale: f64,
     memory: Box<dyn Memory>,
     /// Sequences without ACK.
     remaining: u64,
@@ -180,7 +184,7 @@ pub struct Worker {
     /// Tells this start of the worker from others under the same identity.
     incarnation: u32,
     /// Why no further operation can run.
-    poisoned: Option<String>,
+    poisoned: Option<Failure>,
     events: VecDeque<Event>,
     counters: Counters,
 }
@@ -285,12 +289,21 @@ impl Worker {
         &self.config
     }
 
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Why no further operation can run, if so.
+    #[must_use]
+    pub fn poisoned(&self) -> Option<&Failure> {
+        self.poisoned.as_ref()
+    }
+
     /// Queue an all-reduce. Errors come as an event, like any other failure.
     pub fn submit(&mut self, s: Submission, now: Nanos) {
         let bytes = usize::try_from(s.count).ok().and_then(|c| c.checked_mul(s.dtype.size()));
-        let problem = if let Some(reason) = &self.poisoned {
-            Some(reason.clone())
-        } else if s.kind == Kind::Mean && s.dtype == Dtype::Int32 {
+        let problem = if s.kind == Kind::Mean && s.dtype == Dtype::Int32 {
             Some("mean of int32 is not defined: use sum, or a float dtype".to_owned())
         } else if s.count > COUNT_MAX {
             Some(format!("{} elements are too many for one operation (at most {COUNT_MAX})", s.count))
@@ -306,9 +319,10 @@ impl Worker {
         } else {
             None
         };
-        if problem.is_some() {
+        let failure = self.poisoned.clone().or_else(|| problem.map(|text| Failure::new(Code::Protocol, text)));
+        if failure.is_some() {
             self.counters.ops_failed += 1;
-            self.events.push_back(Event { token: s.token, error: problem, memory: s.memory });
+            self.events.push_back(Event { token: s.token, error: failure, memory: s.memory });
             return;
         }
         if self.ops.is_empty() {
@@ -322,6 +336,7 @@ impl Worker {
             ordinal: self.front + self.ops.len() as u64,
             start: self.tail,
             packets,
+            scale: s.scale.unwrap_or(self.config.scale),
             memory: s.memory,
             remaining: head + packets,
             descriptor_missing: head,
@@ -336,17 +351,22 @@ impl Worker {
     /// operations fail too: the job needs a new epoch.
     pub fn cancel_all(&mut self, reason: &str) {
         if !self.ops.is_empty() {
-            self.fail_all(&format!("cancelled: {reason}"));
+            self.fail_all(Code::Cancelled, &format!("cancelled: {reason}"));
         }
     }
 
-    fn fail_all(&mut self, reason: &str) {
+    fn fail_all(&mut self, code: Code, reason: &str) {
         let next = self.front + self.ops.len() as u64;
         for op in std::mem::take(&mut self.ops).into_iter().filter(|op| !op.failed) {
             self.counters.ops_failed += 1;
-            self.events.push_back(Event { token: op.token, error: Some(reason.to_owned()), memory: op.memory });
+            self.events.push_back(Event {
+                token: op.token,
+                error: Some(Failure::breaking(code, reason)),
+                memory: op.memory,
+            });
         }
-        self.poisoned = Some(format!("{reason} (an earlier operation; restart the job to start a new epoch)"));
+        let text = format!("{reason} (an earlier operation; restart the job to start a new epoch)");
+        self.poisoned = Some(Failure::breaking(code, text));
         (self.front, self.sending, self.checked) = (next, next, next);
         self.drop_flights(self.base, self.tail);
     }
@@ -437,8 +457,18 @@ impl Worker {
             let first = (chunk - head) as usize * values;
             let end = (first + values).min(op.descriptor.count as usize);
             let source = &op.memory.source()[first * dtype.size()..end * dtype.size()];
-            flight.raw =
-                flight.raw || !fixed::encode(dtype, source, self.config.scale, self.config.addend_limit, payload);
+            if !flight.raw {
+                let limit = self.config.addend_limit;
+                let encoded = fixed::encode(dtype, source, op.scale, limit, payload);
+                flight.raw = !encoded.fits;
+                if flight.raw {
+                    let (not_finite, out_of_range) = fixed::misfits(dtype, source, op.scale, limit);
+                    self.counters.values_not_finite += not_finite;
+                    self.counters.values_out_of_range += out_of_range;
+                } else if !resent {
+                    self.counters.values_rounded_to_zero += u64::from(encoded.zeroed);
+                }
+            }
             if flight.raw {
                 fixed::encode_raw(dtype, source, payload);
             }
@@ -696,7 +726,7 @@ impl Worker {
         if raw {
             fixed::decode_raw(dtype, payload, divisor, target);
         } else {
-            fixed::decode(dtype, payload, config.scale, divisor, target);
+            fixed::decode(dtype, payload, op.scale, divisor, target);
         }
     }
 
@@ -720,7 +750,7 @@ impl Worker {
                     return;
                 }
                 Err(Refusal::NotOurs(text)) => {
-                    self.fail_all(&text);
+                    self.fail_all(Code::PeerGone, &text);
                     return;
                 }
             }
@@ -747,7 +777,7 @@ impl Worker {
         op.remaining = 0;
         op.early.clear();
         let memory = std::mem::replace(&mut op.memory, Box::new(Vec::new()));
-        self.events.push_back(Event { token: op.token, error: Some(text), memory });
+        self.events.push_back(Event { token: op.token, error: Some(Failure::new(Code::Mismatch, text)), memory });
         op.failed = true;
         self.checked = op.ordinal + 1;
         self.sending = op.ordinal + 1;
@@ -873,7 +903,7 @@ impl Endpoint for Worker {
     fn handle_timeout(&mut self, now: Nanos) {
         if !self.ops.is_empty() && now >= self.progress_at + self.config.stall_timeout {
             let text = self.stall_text(now);
-            self.fail_all(&text);
+            self.fail_all(Code::Stalled, &text);
             return;
         }
         if self.timeouts_only {

@@ -21,6 +21,7 @@ fn submission(rank: usize, token: u64, count: usize) -> Submission {
         kind: Kind::Sum,
         dtype: Dtype::Int32,
         count: count as u64,
+        scale: None,
         memory: Box::new(memory),
     }
 }

@@ -25,7 +25,15 @@ fn submission(data: &Data, rank: usize, token: u64) -> Submission {
         }
         Data::Ints(all) => (Dtype::Int32, all[rank].len(), all[rank].iter().flat_map(|x| x.to_ne_bytes()).collect()),
     };
-    Submission { token, op_id: token, kind: Kind::Sum, dtype, count: count as u64, memory: Box::new(memory) }
+    Submission {
+        token,
+        op_id: token,
+        kind: Kind::Sum,
+        dtype,
+        count: count as u64,
+        scale: None,
+        memory: Box::new(memory),
+    }
 }
 
 /// The scale is 2^20 and normal values are multiples of 2^-10 below 8, so that fixed point and float64 agree exactly.

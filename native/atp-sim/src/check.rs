@@ -131,7 +131,7 @@ impl Expected {
         for rank in 0..ranks {
             let src = source(op, salt, rank, 0, op.count);
             for (c, part) in src.chunks(values * size).enumerate() {
-                encodable[c] &= fixed::encode(op.dtype, part, scale, fixed::LIMIT, &mut words);
+                encodable[c] &= fixed::encode(op.dtype, part, scale, fixed::LIMIT, &mut words).fits;
                 let first = c * values;
                 let n = part.len() / size;
                 for (s, w) in sum[first..first + n].iter_mut().zip(words.as_chunks::<4>().0) {

@@ -1189,6 +1189,7 @@ impl Sim {
                         kind: op.kind,
                         dtype: op.dtype,
                         count: op.count as u64,
+                        scale: None,
                         memory: Box::new(memory),
                     },
                     now,
@@ -1206,8 +1207,8 @@ impl Sim {
         let now = self.net.now;
         let k = (event.token & 0xffff_ffff) as usize;
         let r = usize::from(rank);
-        if let Some(text) = event.error {
-            self.operation_failed(job, rank, &text);
+        if let Some(failure) = event.error {
+            self.operation_failed(job, rank, &failure.text);
             return;
         }
         let j = &mut self.jobs[job as usize];
