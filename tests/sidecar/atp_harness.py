@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sidecars for tests: real processes over the native transport, or in this process over a loopback hub."""
+"""Sidecars for tests: real processes over the native transport."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import json
@@ -11,17 +10,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from atp_sidecar.app import Settings, serve
-from atp_sidecar.assignment import Assignment, Role
-from atp_sidecar.logs import EventLog
 
 ROOT = Path(__file__).resolve().parents[2]
 _jobs = itertools.count(1)
@@ -82,7 +76,7 @@ def eventually(condition: Callable[[], Any], seconds: float = 60.0, what: str = 
         time.sleep(0.05)
 
 
-def fetch(sidecar: SidecarProcess | SidecarThread, path: str) -> tuple[int, str]:
+def fetch(sidecar: SidecarProcess, path: str) -> tuple[int, str]:
     """GET from a sidecar's HTTP server: (status, body)."""
     try:
         url = f"http://{sidecar.host}:{sidecar.port}{path}"
@@ -247,149 +241,3 @@ class Job:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-class LoopbackHub:
-    """A transport without packets: sums when all workers have submitted the same operation. float32 only."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.waiting: dict[int, dict[int, tuple[memoryview, int, str]]] = {}
-        self.workers: list[LoopbackWorker] = []
-        self.hold = False
-
-    def factory(self, document: Assignment) -> LoopbackWorker:
-        """A worker of this hub."""
-        worker = LoopbackWorker(self, document)
-        self.workers.append(worker)
-        return worker
-
-    def meet(self, worker: LoopbackWorker, op_id: int, view: memoryview, count: int, kind: str) -> None:
-        """Called at each submission; completes the operation at the last one."""
-        with self.lock:
-            here = self.waiting.setdefault(op_id, {})
-            here[worker.document.rank] = (view, count, kind)
-            if self.hold or len(here) < worker.document.world_size:
-                return
-            del self.waiting[op_id]
-            live = {each.document.rank: each for each in self.workers if not each.closed}
-            if len({entry[1:] for entry in here.values()}) > 1:
-                for rank in here:
-                    live[rank].finish(op_id, f"Mismatch: all_reduce #{op_id}: the ranks differ")
-                return
-            views = [entry[0].cast("f") for entry in here.values()]
-            divisor = len(views) if kind == "mean" else 1
-            for element in range(count):
-                total = sum(each[element] for each in views) / divisor
-                for each in views:
-                    each[element] = total
-            for each in views:
-                each.release()
-            for rank in here:
-                live[rank].finish(op_id, None)
-
-
-class LoopbackWorker:
-    """Implements atp_sidecar.transport.WorkerTransport on a hub."""
-
-    def __init__(self, hub: LoopbackHub, document: Assignment) -> None:
-        self.hub = hub
-        self.document = document
-        self.closed = False
-        self.pending: set[int] = set()
-        self.finished: list[tuple[int, str | None]] = []
-        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-
-    def fileno(self) -> int:
-        return self.descriptor
-
-    def submit(self, op_id: int, kind: str, dtype: str, send: memoryview, recv: memoryview, count: int) -> None:
-        if dtype != "float32":
-            raise ValueError(f"the loopback hub sums float32 only, not {dtype}")
-        self.pending.add(op_id)
-        self.hub.meet(self, op_id, recv, count, kind)
-
-    def finish(self, op_id: int, error: str | None) -> None:
-        self.pending.discard(op_id)
-        self.finished.append((op_id, error))
-        os.eventfd_write(self.descriptor, 1)
-
-    def completions(self) -> list[tuple[int, str | None]]:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.descriptor)
-        finished, self.finished = self.finished, []
-        return finished
-
-    def cancel_all(self, reason: str) -> None:
-        with self.hub.lock:
-            for here in self.hub.waiting.values():
-                here.pop(self.document.rank, None)
-        for op_id in list(self.pending):
-            self.finish(op_id, f"Cancelled: {reason}")
-
-    def metrics(self) -> dict[str, Any]:
-        return {"gradient_packets": 5, "aggregated_packets": 4, "window": 200, "rtt_seconds": 0.25}
-
-    def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            os.close(self.descriptor)
-
-
-class SidecarThread:
-    """A sidecar in a thread of this process, over a loopback hub."""
-
-    def __init__(
-        self, directory: Path, hub: LoopbackHub, document: dict[str, Any] | None, role: Role = "worker"
-    ) -> None:
-        self.host = "127.0.0.1"
-        directory.mkdir(parents=True, exist_ok=True)
-        self.assignment_path = directory / "assignment.json"
-        self.socket = directory / "run" / "atp.sock"
-        self.log_path = directory / "sidecar.log"
-        self._log = self.log_path.open("w")
-        if document is not None:
-            self.assign(document)
-        settings = Settings(role, self.assignment_path, self.socket, 0, "127.0.0.1")
-        self._loop = asyncio.new_event_loop()
-        self._stop = asyncio.Event()
-
-        def run() -> None:
-            try:
-                self._loop.run_until_complete(serve(settings, EventLog(self._log), hub.factory, self._stop))
-            finally:
-                self._loop.close()
-
-        self._thread = threading.Thread(target=run, daemon=True)
-        self._thread.start()
-
-    assign = SidecarProcess.assign
-    events = SidecarProcess.events
-    event = SidecarProcess.event
-    port = SidecarProcess.port
-
-    def stop(self) -> None:
-        """Ends it."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
-        assert not self._thread.is_alive(), "the sidecar did not stop"
-        self._log.close()
-
-
-@contextlib.contextmanager
-def sidecar_threads(directory: Path, count: int, **changes: Any) -> Iterator[list[SidecarThread]]:
-    """Workers of one job in this process, over one loopback hub."""
-    hub = LoopbackHub()
-    addresses = loopback_addresses(count + 1)
-    sidecars = [
-        SidecarThread(directory / f"worker-{rank}", hub, assignment(addresses, "worker", rank, **changes))
-        for rank in range(count)
-    ]
-    try:
-        for sidecar in sidecars:
-            sidecar.event("gate-opened")
-        yield sidecars
-    finally:
-        for sidecar in sidecars:
-            sidecar.stop()
