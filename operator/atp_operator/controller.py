@@ -28,7 +28,7 @@ from .kube import ATP, ApiError, Kube, path
 from .leader import LeaderElection
 from .lifecycle import JobPlan
 from .metrics import Metrics
-from .model import AgentView, Event, Job, Object, Pod, Quota, Switch, rfc3339
+from .model import AgentView, Event, Job, Object, Pod, Quota, Switch, rfc3339, stored_fraction
 from .planning import Snapshot, plan_cluster
 from .pods import job_pods
 from .settings import Settings
@@ -239,6 +239,7 @@ class Controller:
         if self.settings.manage_software_switches:
             await self._manage_software_switches()
         self._follow_switches()
+        await self._quote_fractions()
         snapshot = self.snapshot()
         plan = plan_cluster(snapshot, self.settings.sidecar, self.settings.limits, time.time())
         # Order matters for a crash in between: first who holds what, then that the job has it, then the switches.
@@ -387,6 +388,21 @@ class Controller:
                 return
             raise
         self.stores[kind].put(answer)
+
+    async def _quote_fractions(self) -> None:
+        """Writes a `spec.scale` that was stored as a fraction as the schema wants it now, so that updates work."""
+        for raw in list(self.stores["jobs"].items.values()):
+            text = stored_fraction((raw.get("spec") or {}).get("scale"))
+            if text is None:
+                continue
+            namespace, name = key_of(raw)
+            body = {"metadata": {"resourceVersion": raw["metadata"]["resourceVersion"]}, "spec": {"scale": text}}
+            try:
+                self.stores["jobs"].put(await self.kube.merge(path(ATP, "atpjobs", namespace, name), body))
+                log.info("ATPJob %s/%s: spec.scale is now written as %r", namespace, name, text)
+            except ApiError as error:
+                # Where the definition is still an earlier one, the number is right as it is.
+                log.debug("ATPJob %s/%s: %s", namespace, name, error)
 
     async def _write_job(self, plan: JobPlan) -> Object:
         """Finalizer and status; the object as it is then."""

@@ -100,6 +100,8 @@ def step(job: Job, pods: Sequence[Pod], world: World) -> JobPlan:
     plan = JobPlan(job, job.status.copy())
     status = plan.status
     status.observed_generation = job.generation
+    if status.admitted_time is not None and status.scale is None:
+        status.scale = _scale_text(job)  # admitted by an earlier version
     _count(plan, pods)
     if job.deleting is not None:
         _delete(plan, pods, world)
@@ -112,6 +114,10 @@ def step(job: Job, pods: Sequence[Pod], world: World) -> JobPlan:
     elif status.admitted:
         _advance(plan, pods, world)
     return plan
+
+
+def _scale_text(job: Job) -> str:
+    return str((job.raw.get("spec") or {}).get("scale", SCALE_AUTO))
 
 
 def waits_in_queue(plan: JobPlan) -> bool:
@@ -174,7 +180,7 @@ def _suspend(plan: JobPlan, pods: Sequence[Pod], world: World) -> None:
         return
     _release(plan, world)
     _forget_epoch(plan.status)
-    plan.status.admitted_time = None
+    plan.status.admitted_time = plan.status.scale = None
     plan.now_is("Suspended", "Suspended", "spec.suspend is true: pods are deleted, switches and quota given back")
     plan.condition("Admitted", False, "Suspended", plan.status.message, world.now)
     for kind in ("PodsReady", "SwitchProgrammed", "NetworkAggregation"):
@@ -206,7 +212,7 @@ def admit(plan: JobPlan, world: World) -> None:
         choice = _choose_network(job, world, patient=True)
         if isinstance(choice, _Network):
             _take(plan, choice, world, epoch=plan.status.epoch + 1)
-            plan.status.admitted_time = now
+            plan.status.admitted_time, plan.status.scale = now, _scale_text(job)
             plan.add_finalizer = not job.finalized
             where = f"on {', '.join(choice.switches)}" if choice.switches else "without a switch"
             plan.now_is("Admitted", "Admitted", f"admitted in mode {plan.status.mode} {where}")

@@ -42,8 +42,8 @@ Scale = float | Literal["Auto"]
 """The fixed-point factor of a job's tensors; "Auto": the ranks agree on one for each part of a tensor."""
 SCALE_AUTO: Final = "Auto"
 SCALE_MAX = float(2**31)
-# As in the schema: at most two digits of exponent, so that it is a finite number.
-_DECIMAL = re.compile(r"[+-]?[0-9]+([.][0-9]+)?([eE][+-]?[0-9]{1,2})?")
+# As in the schema: the digits of the exponent are such that it is a finite number.
+_DECIMAL = re.compile(r"[+-]?[0-9]+([.][0-9]+)?([eE]([+]?[0-9]{1,2}|-[0-9]{1,3}))?")
 
 
 def read_scale(value: object) -> Scale:
@@ -69,6 +69,15 @@ def read_scale(value: object) -> Scale:
             f"round(x * scale) in 32 bits; Auto suits all magnitudes"
         )
     return scale
+
+
+def stored_fraction(value: object) -> str | None:
+    """The text that stands for a scale which an earlier version of the schema stored as a fraction; None for others.
+
+    The API server refuses every update of an object with such a value in a field that is now int-or-string, also of
+    its finalizers and status.
+    """
+    return repr(value) if isinstance(value, float) and math.isfinite(value) and not value.is_integer() else None
 
 
 @dataclass(frozen=True, order=True)
@@ -240,6 +249,7 @@ class JobStatus:
     retries: int = 0
     switches: tuple[str, ...] = ()
     values: int | None = None
+    scale: str | None = None  # `spec.scale` when the job was admitted, as text
     regions: tuple[Region, ...] = ()
     placement: Placement | None = None
     ready: int = 0
@@ -287,6 +297,7 @@ class JobStatus:
             retries=value.get("retries", 0),
             switches=tuple(value.get("switches") or ()),
             values=value.get("valuesPerPacket"),
+            scale=value.get("scale"),
             regions=tuple(Region(r["start"], r["size"]) for r in value.get("regions") or ()),
             placement=Placement.from_dict(placement) if placement else None,
             ready=workers.get("ready", 0),
@@ -327,6 +338,7 @@ class JobStatus:
             "jobId": self.job_id,
             "switches": list(self.switches) or None,
             "valuesPerPacket": self.values,
+            "scale": self.scale,
             "regions": [{"start": r.start, "size": r.size} for r in self.regions] or None,
             # For people. What counts is in the placement, which an older definition of ATPJob in the cluster keeps.
             "addendLimit": self.placement.addend_limit if self.placement else None,

@@ -135,8 +135,16 @@ def validate_job_update(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[
             else "set spec.suspend to true first, or make a new job"
         )
         for key in FROZEN
-        if before.get(key) != after.get(key)
+        if before.get(key) != after.get(key) and not (key == "scale" and _same_scale(before, after))
     ]
+
+
+def _same_scale(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """True for two ways to write one scale: 0.5, as an earlier version of the schema stored it, and "0.5"."""
+    try:
+        return read_scale(before.get("scale", SCALE_AUTO)) == read_scale(after.get("scale", SCALE_AUTO))
+    except ValueError:
+        return False
 
 
 def validate_switch(switch: Mapping[str, Any]) -> list[str]:

@@ -4,15 +4,20 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import socket
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from atp_api.switchagent.v1alpha1 import switchagent_pb2 as pb
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_job_from_apply_to_release(lab: Any) -> None:
@@ -83,8 +88,14 @@ def test_bad_jobs_are_rejected_at_apply(lab: Any) -> None:
         ("template", {"workers": {"replicas": 1, "template": {"metadata": {}}}}, "no containers"),
         ("template", {"workers": {"replicas": 1}}, "template"),
         ("scale", {"scale": 0}, "scale must be above 0"),
-        ("scale", {"scale": -1.5}, "scale must be above 0"),
+        ("scale", {"scale": -1}, "scale must be above 0"),
+        ("scale", {"scale": "-1.5"}, "scale must be above 0"),
         ("scale", {"scale": 2147483649}, "at most 2147483648"),
+        ("scale", {"scale": "1e10"}, "at most 2147483648"),
+        ("scale", {"scale": "auto"}, "write Auto with a capital A"),
+        ("scale", {"scale": "1e400"}, "a decimal number in quotes"),
+        ("scale", {"scale": "large"}, "a decimal number in quotes"),
+        ("scale", {"scale": 0.5}, "must be of type integer,string"),
         ("mode", {"mode": "Fast"}, "HostOnly"),
         ("request", {"aggregators": {"request": 65537}}, "65536"),
         ("valuesPerPacket", {"valuesPerPacket": 61}, "62"),
@@ -386,6 +397,83 @@ def test_failed_worker_restarts_all_as_a_new_epoch(lab: Any) -> None:
     status = lab.phase("flaky", "Failed")
     assert status["reason"] == "BackoffLimitExceeded" and "1 of 1 restarts" in status["message"]
     lab.wait_for(lambda: agent.jobs() == [], "released")
+
+
+def told_scale(lab: Any, job: str) -> float | str:
+    """The scale in the assignment of the job's first worker."""
+    text = lab.wait_for(
+        lambda: lab.cluster.get("pod", f"{job}-worker-0")["metadata"]["annotations"].get("atp.dev/assignment"),
+        "assignment",
+    )
+    scale: float | str = json.loads(text)["scale"]
+    return scale
+
+
+def test_ways_to_write_a_scale(lab: Any) -> None:
+    """What the API server takes, and what is told to the sidecar."""
+    lab.agent("sw-scale", ["node-a"])
+    told: dict[str, float | str] = {"Auto": "Auto", "1e8": 1e8, "0.5": 0.5, "1e-05": 1e-5}
+    cases: list[tuple[str, Any, float | str]] = [("absent", None, "Auto"), ("whole", 1000, 1000.0)]
+    cases += [(f"text-{i}", text, number) for i, (text, number) in enumerate(told.items())]
+    for name, scale, number in cases:
+        lab.apply_job(name, workers=1, **({} if scale is None else {"scale": scale}))
+        lab.cluster.run_pods(name, 2)
+        status = lab.phase(name, "Running")
+        assert status["scale"] == str("Auto" if scale is None else scale)
+        assert told_scale(lab, name) == number
+        lab.delete_job(name)
+
+
+def _define_jobs(lab: Any, definition: dict[str, Any], accepts: Any) -> None:
+    """Replaces the definition of ATPJob and waits until the API server goes by it."""
+    lab.cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(definition))
+    probe = {**lab.job("probe"), "kind": "ATPJob"}
+    probe["spec"]["scale"] = accepts
+
+    def goes_by_it() -> bool:
+        done = lab.cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=json.dumps(probe), check=False)
+        return bool(done.returncode == 0)
+
+    lab.wait_for(goes_by_it, "the new definition")
+
+
+def test_jobs_of_the_schema_that_had_numbers(lab: Any) -> None:
+    """They keep the number that they run with; a fraction, which is no value any more, blocks no update."""
+    now = yaml.safe_load((ROOT / "crds/atpjob.yaml").read_text())
+    before = copy.deepcopy(now)
+    schema = before["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    schema["properties"]["spec"]["properties"]["scale"] = {"type": "number", "default": 100000000}
+    del schema["properties"]["status"]["properties"]["scale"]
+    rules = schema["x-kubernetes-validations"]
+    rules[:] = [rule for rule in rules if "scale" not in rule["rule"]]
+    lab.agent("sw-old", ["node-a"])
+    try:
+        _define_jobs(lab, before, 0.25)
+        told: dict[str, float] = {"default": 1e8, "fraction": 0.5}
+        for name in told:
+            lab.apply_job(name, workers=1, **({"scale": 0.5} if name == "fraction" else {}))
+            lab.cluster.run_pods(name, 2)
+            assert "scale" not in lab.phase(name, "Running")
+    finally:
+        _define_jobs(lab, now, "Auto")
+    lab.wait_for(lambda: lab.cluster.get("atpjob", "fraction")["spec"]["scale"] == "0.5", "the fraction in quotes")
+    lab.wait_for(lambda: lab.cluster.status("fraction").get("scale") == "0.5", "the scale in the status")
+    lab.wait_for(lambda: lab.cluster.status("default").get("scale") == "100000000", "the scale in the status")
+    for name, number in told.items():
+        status = lab.cluster.status(name)
+        assert status["phase"] == "Running" and status["epoch"] == 1
+        assert told_scale(lab, name) == number
+        for other in (7, "Auto", "0.25"):
+            change = json.dumps({"spec": {"scale": other}})
+            refused = lab.cluster.kubectl("patch", "atpjob", name, "--type=merge", "-p", change, check=False)
+            assert "set spec.suspend to true first" in refused.stderr
+    lab.cluster.kubectl("patch", "atpjob", "default", "--type=merge", "-p", '{"spec":{"suspend":true}}')
+    assert "scale" not in lab.phase("default", "Suspended")
+    again = '{"spec":{"suspend":false,"scale":"Auto"}}'
+    lab.cluster.kubectl("patch", "atpjob", "default", "--type=merge", "-p", again)
+    assert lab.phase("default", "Admitted", "Starting")["scale"] == "Auto"
+    for name in told:
+        lab.delete_job(name)
 
 
 def test_suspend_and_resume(lab: Any) -> None:
