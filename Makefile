@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 ATP_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/atp
 export ATP_CACHE
 
-.PHONY: help setup prereqs prereqs-tests venv native softswitch transport simulator proto demo demo-bmv2 clean-demo test test-unit test-cluster lint format \
+.PHONY: help setup prereqs prereqs-tests venv torch native softswitch transport simulator proto demo demo-bmv2 clean-demo test test-unit test-cluster lint format \
 	bench-quick fuzz images cluster-up cluster-down lock clean
 
 help: ## List the targets
@@ -65,7 +65,10 @@ cluster-down: ## Stop the local cluster
 prereqs-tests: ## The same, with what only the tests need
 	@$(PYTHON) hack/atp-cluster prereqs --tests --install
 
-test: prereqs-tests setup lint test-unit test-cluster ## Every check and test
+torch: venv ## Install the torch versions that the tests use, each in an environment of its own in the cache
+	@$(PY) hack/torchenv.py oldest middle newest >/dev/null
+
+test: prereqs-tests setup torch lint test-unit test-cluster ## Every check and test
 
 test-unit: ## Unit, property, conformance and integration tests, in Rust and Python
 	@cd native && cargo test --quiet --release

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-for folder in ("tests/sidecar", "tests/client"):
+for folder in ("tests/sidecar", "hack"):
     sys.path.insert(0, str(ROOT / folder))
 
 RESULT = ROOT / "build" / "accuracy" / "result.json"
@@ -115,9 +115,9 @@ def start(python: str, backend: str, part: str, sockets: list[Path | None]) -> l
 def measure(settings: Iterable[str], parts: Iterable[str]) -> list[Row]:
     """Runs each part in each setting; prints a line for each figure."""
     from atp_harness import Job
-    from torch_ranks import new_python
+    from torchenv import interpreter
 
-    python = new_python()
+    python = str(interpreter("newest"))
     rows = []
     for part in parts:
         ranks = RANKS[part]

@@ -1,67 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torch of both ends of the supported range, and processes that run scenarios in it."""
+"""Torch in versions of the supported range (hack/torchenv.py), and processes that run scenarios in it."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torchenv
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-OLD = "1.13"
-NEW = "2.15.0"
 
 
-def _version(python: str) -> str:
-    command = [python, "-c", "import torch, sklearn; print(torch.__version__)"]
-    answer = subprocess.run(command, capture_output=True, text=True)
-    return answer.stdout.strip()
+def _python(name: str) -> str:
+    try:
+        return str(torchenv.interpreter(name))
+    except torchenv.TorchError as error:
+        pytest.skip(str(error))
 
 
 def old_python() -> str:
     """Debian's python3-torch, or the interpreter that ATP_TEST_PYTHON_TORCH_1 names."""
-    python = os.environ.get("ATP_TEST_PYTHON_TORCH_1", "/usr/bin/python3")
-    if not _version(python).startswith(OLD):
-        pytest.skip(
-            f"{python} has no torch {OLD}: apt-get install --no-install-recommends python3-torch python3-sklearn, "
-            "or set ATP_TEST_PYTHON_TORCH_1"
-        )
-    return python
+    return _python("oldest")
+
+
+def middle_python() -> str:
+    """A version of torch between the ends of the range, in the user's cache."""
+    return _python("middle")
 
 
 def new_python() -> str:
-    """A virtual environment with torch NEW in the user's cache, made once (5 GB), or ATP_TEST_PYTHON_TORCH_2."""
-    if "ATP_TEST_PYTHON_TORCH_2" in os.environ:
-        return os.environ["ATP_TEST_PYTHON_TORCH_2"]
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "atp"
-    folder = cache / f"venv-torch-{NEW}"
-    python = folder / "bin" / "python"
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / f"venv-torch-{NEW}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not python.exists() or not _version(str(python)).startswith(NEW):
-            uv = [sys.executable, "-m", "uv"]
-            wanted = [f"torch=={NEW}", "numpy==2.4.6", "scikit-learn==1.9.1"]
-            commands = [
-                [*uv, "venv", "-q", "--allow-existing", "--python", "3.11", str(folder)],
-                [*uv, "pip", "install", "-q", "--python", str(python), *wanted],
-            ]
-            for command in commands:
-                made = subprocess.run(command, capture_output=True, text=True)
-                if made.returncode != 0:
-                    pytest.skip(f"torch {NEW} cannot be installed: {' '.join(command)}: {made.stderr[-500:]}")
-    return str(python)
+    """The newest torch, in the user's cache, or the interpreter that ATP_TEST_PYTHON_TORCH_2 names."""
+    return _python("newest")
 
 
 class Child:
