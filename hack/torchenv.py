@@ -2,7 +2,7 @@
 """Interpreters with torch, one for each version that is tested: the only place that names these versions.
 
     hack/torchenv.py                 # the versions
-    hack/torchenv.py middle newest   # paths of the interpreters; installs them first (5 GB, a minute or two each) if need be
+    hack/torchenv.py middle newest   # paths of the interpreters; installs them (5 GB, a minute or two each) if need be
 
 `oldest` is Debian's python3-torch; the others are virtual environments in the user's cache (ATP_CACHE), one for each
 version. Wants `uv` in the interpreter that runs this (the workspace's .venv has it).
