@@ -31,6 +31,7 @@ def test_digits_through_the_switch(installation: Installation, namespace: str) -
 
     assert status["phase"] == "Succeeded", status
     assert status["mode"] == "Shared"
+    assert status["scale"] == "Auto"
     assert condition(status, "Complete")["status"] == "True"
     assert training.result is not None
     assert training.result["accuracy"] >= 0.9
@@ -40,6 +41,7 @@ def test_digits_through_the_switch(installation: Installation, namespace: str) -
     # The switch did the adding, and what the parameter server and the switch counted agrees.
     assert metrics.aggregated_share() > 0.9, metrics.pods
     assert metrics.total("atp_gradient_packets_total", "-worker-") > 1000
+    assert metrics.total("atp_raw_float_corrections_total", "-worker-") == 0
     assert status["aggregation"]["aggregatedPackets"] > 1000
     assert status["aggregation"]["rejectedPackets"] == 0
 
@@ -61,12 +63,14 @@ def test_digits_through_the_switch(installation: Installation, namespace: str) -
 
 
 def test_two_parameter_servers_share_the_sequences(installation: Installation, namespace: str) -> None:
+    """With a fixed scale, too: its sums keep their own bound."""
     kube = installation.kube
-    job = digits_job(installation.images.digits, "sharded", parameterServers={"replicas": 2})
+    job = digits_job(installation.images.digits, "sharded", parameterServers={"replicas": 2}, scale=100000000)
     kube.ctl("apply", "-n", namespace, "-f", "-", stdin=job)
     seen = watch(kube, "sharded", namespace)
     assert seen.phase == "Succeeded", seen.status
     assert seen.status["mode"] == "Shared"
+    assert seen.status["scale"] == "100000000"
     assert seen.training.result is not None and seen.training.result["accuracy"] >= 0.9
     assert seen.training.result["error_over_bound"] <= 1
     assert seen.metrics.aggregated_share() > 0.9, seen.metrics.pods
