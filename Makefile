@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 ATP_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/atp
 export ATP_CACHE
 
-.PHONY: help setup prereqs prereqs-tests venv torch native softswitch transport simulator proto demo demo-bmv2 clean-demo test test-unit test-cluster lint format \
+.PHONY: help setup prereqs prereqs-tests venv torch native softswitch transport simulator proto demo demo-bmv2 clean-demo test test-unit test-torch test-torch-quick test-torch-versions test-cluster lint format \
 	bench-quick fuzz images cluster-up cluster-down lock clean
 
 help: ## List the targets
@@ -73,6 +73,18 @@ test: prereqs-tests setup torch lint test-unit test-cluster ## Every check and t
 test-unit: ## Unit, property, conformance and integration tests, in Rust and Python
 	@cd native && cargo test --quiet --release
 	@$(PY) -m pytest -q -m "not cluster" tests
+
+# PYTORCH_SOURCE names a checkout of torch's source of the same version: then its test files run too.
+TORCH_TESTS = PYTHONPATH=tests:hack $(PY) -m
+
+test-torch: venv transport ## PyTorch's own distributed tests and ours of that kind, on gloo and on atp; build/torch/result.json
+	@$(TORCH_TESTS) pytorch $(TORCH_ARGUMENTS)
+
+test-torch-quick: venv transport ## A part of them, in a few minutes
+	@$(TORCH_TESTS) pytorch --quick $(TORCH_ARGUMENTS)
+
+test-torch-versions: venv transport ## The same part with every version of torch that is supported (TORCH_VERSIONS=.., 5 GB each at a time)
+	@$(TORCH_TESTS) pytorch.versions $(TORCH_VERSIONS) $(TORCH_ARGUMENTS)
 
 test-cluster: ## The whole path on the real cluster
 	@PYTHONPATH=hack $(PY) -m pytest -q -m cluster tests/e2e

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sidecars that the ranks of a test use: one job for each world size, kept from test to test."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from sidecar.atp_harness import Job
+
+# A test that kills a rank must be over before torch's own time-outs.
+STALL_SECONDS = 10
+
+
+class Jobs:
+    """Jobs by their number of workers.
+
+    Args:
+        directory: for their files.
+        sizes: of the jobs.
+        fresh: whether each test gets jobs of its own.
+        scale: of the jobs.
+    """
+
+    def __init__(self, directory: Path, sizes: list[int], fresh: bool, scale: str | float) -> None:
+        self._directory = directory
+        self._fresh = fresh
+        self._scale = scale
+        self._count = 0
+        self._jobs = {size: self._start(size) for size in sizes}
+
+    def _start(self, size: int) -> Job:
+        self._count += 1
+        folder = self._directory / f"job-{self._count}"
+        return Job(folder, size, stallTimeoutSeconds=STALL_SECONDS, scale=self._scale)
+
+    def sockets(self) -> dict[str, list[str]]:
+        """The sidecars' sockets by world size and rank."""
+        return {str(size): [str(worker.socket) for worker in job.workers] for size, job in self._jobs.items()}
+
+    def dead(self) -> list[str]:
+        """Sidecars that have ended; a test may not do that to them. Their jobs are started anew."""
+        dead = []
+        for size, job in self._jobs.items():
+            ended = [
+                each for each in job.workers + job.servers if each.process is None or each.process.poll() is not None
+            ]
+            dead += [f"{each.directory.name} of {size}: {each.log_path.read_text()[-500:]}" for each in ended]
+            if ended or self._fresh:
+                job.stop()
+                self._jobs[size] = self._start(size)
+        return dead
+
+    def stop(self) -> None:
+        """Ends all of them and removes their files."""
+        for job in self._jobs.values():
+            job.stop()
+        shutil.rmtree(self._directory, ignore_errors=True)
