@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-TARGETS = ("packet", "switch", "assignment", "worker", "server", "job")
+TARGETS = ("packet", "switch", "assignment", "worker", "server", "job", "control")
 SECONDS = int(os.environ.get("ATP_FUZZ_SECONDS", "5"))
 CLANG = os.environ.get("CLANG", "clang-14")
 

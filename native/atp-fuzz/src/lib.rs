@@ -4,6 +4,7 @@
 
 mod alloc;
 mod assignment;
+mod control;
 mod input;
 mod job;
 mod server;
@@ -34,4 +35,5 @@ targets! {
     atp_fuzz_worker => worker::run,
     atp_fuzz_server => server::run,
     atp_fuzz_job => job::run,
+    atp_fuzz_control => control::run,
 }
