@@ -26,23 +26,44 @@ from typing import Any
 import torchenv
 
 from pytorch.jobs import Jobs
-from pytorch.results import BACKENDS, Outcome, Results, read_exceptions
+from pytorch.results import BACKENDS, Outcome, Results, read_exceptions, replace_section
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-WHEEL = ("distributed_test", "ddp_under_dist_autograd_test", "own")
-# Test files of torch's source that run without a GPU and are about what a backend does.
+WHEEL = ("distributed_test", "distributed_test_of_8", "ddp_under_dist_autograd_test", "own")
+# World sizes for which a suite needs a job.
+SIZES = {"distributed_test": (4,), "distributed_test_of_8": (8,), "ddp_under_dist_autograd_test": (4,), "own": (4,)}
+SIZES_OF_SOURCE = (1, 2, 3, 4)
+# Test files of torch's source that have tests on CPU and are about what a backend does. Their places have changed.
 SOURCE = (
-    "test/distributed/test_c10d_gloo.py",
-    "test/distributed/test_functional_api.py",
-    "test/distributed/test_c10d_object_collectives.py",
-    "test/distributed/algorithms/test_join.py",
-    "test/distributed/algorithms/ddp_comm_hooks/test_ddp_hooks.py",
-    "test/distributed/test_device_mesh.py",
-    "test/distributed/_composable/fsdp/test_fully_shard_init.py",
-    "test/distributed/_composable/fsdp/test_fully_shard_training.py",
-    "test/distributed/_composable/fsdp/test_fully_shard_comm.py",
+    "test_c10d_gloo.py",
+    "test_c10d_common.py",
+    "test_c10d_spawn_gloo.py",
+    "test_c10d_object_collectives.py",
+    "test_c10d_functional_native.py",
+    "test_functional_api.py",
+    "test_pg_wrapper.py",
+    "test_device_mesh.py",
+    "algorithms/test_join.py",
+    "algorithms/ddp_comm_hooks/test_ddp_hooks.py",
+    "algorithms/quantization/test_quantization.py",
+    "optim/test_zero_redundancy_optimizer.py",
+    "_composable/test_replicate.py",
+    "_composable/fsdp/test_fully_shard_init.py",
+    "_composable/fsdp/test_fully_shard_training.py",
+    "_composable/fsdp/test_fully_shard_comm.py",
+    "_tensor/test_dtensor.py",
+    "_tensor/test_redistribute.py",
+    "tensor/test_dtensor.py",
+    "tensor/test_redistribute.py",
+    "tensor/parallel/test_tp_examples.py",
+    "pipelining/test_stage.py",
+    "pipelining/test_schedule.py",
+    "checkpoint/test_checkpoint.py",
+    "checkpoint/test_file_system_checkpoint_cpu.py",
+    "checkpoint/test_save_load_api.py",
 )
+QUICK_SUITES = ("distributed_test", "own")
 # Enough of distributed_test.py to see that a version of torch and this backend work together.
 QUICK = (
     "*.test_all_gather",
@@ -234,13 +255,9 @@ def suites(arguments: argparse.Namespace, results: Results) -> Iterator[str]:
         results.notes.append("The suites of torch's source did not run: no checkout was given (PYTORCH_SOURCE).")
         return
     for file in SOURCE:
-        path = Path(arguments.source).resolve() / file
-        if arguments.suites and path.stem not in arguments.suites:
-            continue
-        if path.exists():
+        path = Path(arguments.source).resolve() / "test" / "distributed" / file
+        if path.exists() and (not arguments.suites or path.stem in arguments.suites):
             yield str(path)
-        else:
-            results.notes.append(f"{file} is not in the checkout of torch.")
 
 
 def main() -> int:
@@ -261,8 +278,7 @@ def main() -> int:
     parser.add_argument("--serial", action="store_true", help="one backend after the other")
     parser.add_argument("--fresh", action="store_true", help="new sidecars for each test")
     parser.add_argument("--scale", default="Auto", help="of the jobs")
-    parser.add_argument("--sizes", type=int, nargs="*", default=[1, 2, 3, 4], help="world sizes that have a job")
-    parser.add_argument("--markdown", type=Path, help="writes the tables for docs here")
+    parser.add_argument("--docs", metavar="SECTION", help="writes the tables to this section of docs/torch-tests.md")
     parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()
     exceptions = read_exceptions(HERE / "exceptions.toml")
@@ -274,17 +290,19 @@ def main() -> int:
     jobs = None
     if "atp" in arguments.backends:
         # Unix sockets have short paths.
-        jobs = Jobs(Path(tempfile.mkdtemp(prefix="atp-")), arguments.sizes, arguments.fresh, scale)
+        jobs = Jobs(Path(tempfile.mkdtemp(prefix="atp-")), arguments.fresh, scale)
     try:
         for name in suites(arguments, run.results):
+            if jobs is not None:
+                jobs.start(SIZES.get(name, SIZES_OF_SOURCE))
             run.suite(name, jobs)
             run.results.write(arguments.output)
     finally:
         if jobs is not None:
             jobs.stop()
     text = run.results.markdown(exceptions)
-    if arguments.markdown is not None:
-        arguments.markdown.write_text(text)
+    if arguments.docs is not None:
+        replace_section(ROOT / "docs" / "torch-tests.md", arguments.docs, text)
     print(text)
     bad = run.results.unexplained(exceptions)
     print(*bad, sep="\n")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from sidecar.atp_harness import Job
@@ -17,17 +18,23 @@ class Jobs:
 
     Args:
         directory: for their files.
-        sizes: of the jobs.
         fresh: whether each test gets jobs of its own.
         scale: of the jobs.
     """
 
-    def __init__(self, directory: Path, sizes: list[int], fresh: bool, scale: str | float) -> None:
+    def __init__(self, directory: Path, fresh: bool, scale: str | float) -> None:
         self._directory = directory
         self._fresh = fresh
         self._scale = scale
         self._count = 0
-        self._jobs = {size: self._start(size) for size in sizes}
+        self._jobs: dict[int, Job] = {}
+
+    def start(self, sizes: Iterable[int]) -> None:
+        """Makes sure that there are jobs of just these sizes."""
+        for size in set(self._jobs) - set(sizes):
+            self._jobs.pop(size).stop()
+        for size in set(sizes) - set(self._jobs):
+            self._jobs[size] = self._start(size)
 
     def _start(self, size: int) -> Job:
         self._count += 1

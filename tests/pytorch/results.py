@@ -146,6 +146,15 @@ class Results:
         return [f"{title}:", "", *[f"- `{test}`: {exceptions.get(test, 'no reason given')}" for test in named]]
 
 
+def replace_section(path: Path, name: str, text: str) -> None:
+    """Puts a text between the comments `<!-- name -->` and `<!-- end of name -->` of a Markdown file."""
+    before, begin, rest = path.read_text().partition(f"<!-- {name} -->\n")
+    _, end, after = rest.partition(f"<!-- end of {name} -->\n")
+    if not begin or not end:
+        raise ValueError(f"{path} has no section {name}")
+    path.write_text(f"{before}{begin}\n{text}\n{end}{after}")
+
+
 def read_exceptions(path: Path) -> dict[str, str]:
     """The tests that cannot hold for atp, each with the reason: "suite.class.test" -> reason."""
     return dict(tomllib.loads(path.read_text())["exceptions"])

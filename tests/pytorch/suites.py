@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import unittest
 from collections.abc import Iterator
@@ -52,10 +53,10 @@ def _on_a_backend(case: type[unittest.TestCase]) -> bool:
     return all(each.__name__ not in ("MultiThreadedTestCase", "DTensorOpTestBase") for each in case.__mro__)
 
 
-def distributed(backend: str) -> Any:
+def distributed(backend: str, size: int = 4) -> Any:
     """torch.testing._internal.distributed.distributed_test, the suite that all of torch's backends have to pass."""
     # What torch's own run_test.py sets, but for the world size, which is 3 there: 4 lets more of the tests run.
-    os.environ.setdefault("WORLD_SIZE", "4")
+    os.environ["WORLD_SIZE"] = str(size)
     os.environ["INIT_METHOD"] = "file://"  # decides what is skipped; the path is each test's
     os.environ["BACKEND"] = backend
     path = "torch.testing._internal.distributed.distributed_test"
@@ -75,6 +76,16 @@ def distributed(backend: str) -> Any:
 
     holder = type(sys)("distributed")
     holder.TestDistBackendWithSpawn = TestDistBackendWithSpawn  # type: ignore[attr-defined]
+    return holder
+
+
+def distributed_of_eight(backend: str) -> Any:
+    """The tests about groups of some of the ranks once more: most of them want eight ranks."""
+    holder = distributed(backend, 8)
+    tests = holder.TestDistBackendWithSpawn
+    for name in unittest.defaultTestLoader.getTestCaseNames(tests):
+        if not re.search("group|small|barrier_timeout", name):
+            setattr(tests, name, None)
     return holder
 
 
@@ -106,7 +117,12 @@ def own(backend: str) -> Any:
     return importlib.import_module("pytorch.own")
 
 
-WHEEL = {"distributed_test": distributed, "ddp_under_dist_autograd_test": under_dist_autograd, "own": own}
+WHEEL = {
+    "distributed_test": distributed,
+    "distributed_test_of_8": distributed_of_eight,
+    "ddp_under_dist_autograd_test": under_dist_autograd,
+    "own": own,
+}
 
 
 def source(path: Path, backend: str) -> Any:

@@ -20,6 +20,8 @@ from typing import Any
 
 import torchenv
 
+from pytorch.results import replace_section
+
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUT = ROOT / "build" / "torch"
 STAY = 3
@@ -78,6 +80,7 @@ def main() -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="pytorch.versions", description=__doc__)
     parser.add_argument("versions", nargs="*", help="only these")
+    parser.add_argument("--docs", action="store_true", help="writes the table to docs/torch-tests.md")
     parser.add_argument("--keep", action="store_true", help="no environment is removed")
     arguments, rest = parser.parse_known_args()
     everything = [torchenv.DEBIAN, *(each.version for each in torchenv.MATRIX)]
@@ -95,6 +98,8 @@ def main() -> int:
         if not stays and not arguments.keep:
             shutil.rmtree(environment(version), ignore_errors=True)
     print(markdown(known))
+    if arguments.docs:
+        replace_section(ROOT / "docs" / "torch-tests.md", "versions", markdown(known))
     return 1 if bad else 0
 
 
