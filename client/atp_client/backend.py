@@ -5,32 +5,33 @@ from __future__ import annotations
 
 import inspect
 import logging
-import sys
-from collections import deque
+import weakref
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from atp_client.connection import Connection, connect
+from atp_client.connection import Connection
 from atp_client.errors import UsageError
-from atp_client.reduce import Reduction, supported
+from atp_client.groups import Group
+from atp_client.rendezvous import agree
+from atp_client.tensors import Reduction, start, supported
+from atp_client.work import AtpWork, MeanWork, release_unheld
 
 log = logging.getLogger("atp_client")
 
 NAME = "atp"
+# torch 1 has no process groups made of backends: a process group does everything itself.
 _OLD_TORCH = torch.__version__.startswith("1.")
-# Whatever a process group can do besides allreduce; torch versions have different subsets.
+_SUM = dist.ReduceOp.SUM
+_AVG = dist.ReduceOp.AVG
+_profiling = torch._C._autograd._profiler_enabled
+# What a process group of torch 1 can do besides what is written out below.
 _DELEGATED = (
     "_allgather_base",
     "_reduce_scatter_base",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "all_to_all_single",
     "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "allreduce_coalesced",
     "alltoall",
     "alltoall_base",
     "barrier",
@@ -40,63 +41,17 @@ _DELEGATED = (
     "recv_anysource",
     "reduce",
     "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
     "scatter",
     "send",
 )
 
 
-class AtpWork(dist._Work if hasattr(dist, "_Work") else dist.Work):  # type: ignore[misc]
-    """Handle of an all-reduce in flight."""
+def _gloo_knows_bfloat16() -> bool:
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
+    return version >= (2, 2)
 
-    def __init__(self, reduction: Reduction, tensor: torch.Tensor) -> None:
-        super().__init__()
-        self._reduction = reduction
-        self._tensor: torch.Tensor | None = tensor
 
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Blocks until the result is in the tensor.
-
-        Args:
-            timeout: zero means that of the process group.
-
-        Raises:
-            AtpError: the operation failed or took too long.
-        """
-        seconds = timeout.total_seconds()
-        self._reduction.wait(seconds if seconds > 0 else None)
-        return True
-
-    def synchronize(self) -> None:
-        """As wait."""
-        self.wait()
-
-    def get_future(self) -> Any:
-        """Future of the list with the tensor."""
-        return self._reduction.future
-
-    def is_completed(self) -> bool:
-        """Whether it has ended, with or without an error."""
-        return self._reduction.completed
-
-    def is_success(self) -> bool:
-        """Whether it has ended without an error."""
-        return self._reduction.completed and self._reduction.error is None
-
-    def exception(self) -> BaseException | None:
-        """The error it ended with."""
-        return self._reduction.error
-
-    def result(self) -> list[torch.Tensor]:
-        """The tensor, in a list."""
-        return [] if self._tensor is None else [self._tensor]
-
-    def drop_tensor(self) -> None:
-        """Lets go of the tensor; only wait and the questions after the end work from now on."""
-        self._tensor = None
-        self._reduction.drop_future()
+_BFLOAT16 = _gloo_knows_bfloat16()
 
 
 def _sendable(tensor: torch.Tensor) -> torch.Tensor:
@@ -106,44 +61,61 @@ def _sendable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """A gloo process group that has the interface of dist.ProcessGroup in every torch version."""
-    prefix = dist.PrefixStore("atp/gloo", store)
-    gloo = dist.ProcessGroupGloo(prefix, rank, size, timeout=timeout)
-    if isinstance(gloo, dist.ProcessGroup):  # torch 1
-        return gloo
-    group = dist.ProcessGroup(prefix, rank, size)
-    kind = dist.ProcessGroup.BackendType.GLOO
-    if hasattr(group, "_set_default_backend"):
-        group._set_default_backend(kind)
-    for device in ("cpu", "cuda"):
-        group._register_backend(torch.device(device), kind, gloo)
-    return group
+class _Gloo(dist.ProcessGroupGloo):  # type: ignore[misc]
+    """The gloo backend; tells its owner when torch sets the time-out."""
+
+    owner: weakref.ref[ProcessGroupATP] | None = None
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        super()._set_default_timeout(timeout)
+        owner = self.owner() if self.owner is not None else None
+        if owner is not None:
+            owner.timeout_is(timeout)
 
 
 class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
     """Process group of the backend "atp".
 
-    all_reduce with SUM or AVG of float32, float16, bfloat16 and int32 goes through ATP if the group has all
-    workers of the job; everything else goes through gloo.
+    all_reduce with SUM or AVG of float32, float16, bfloat16 and int32 goes through ATP if the group has all workers
+    of the job; everything else goes through gloo, which this process group has as its backend for CPU and CUDA.
 
     Args:
-        gloo: the process group for everything else.
-        connection: to the sidecar; None for a group of only some of the workers.
-        rank: in this group.
-        size: of this group.
+        store: of the group.
+        rank: in the group.
+        size: of the group.
         timeout: of each operation.
+        group: of the sidecar; None for a process group of only some of the workers.
     """
 
-    def __init__(self, gloo: Any, connection: Connection | None, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(rank, size)
-        self._gloo = gloo
-        self._connection = connection
-        self._seconds = timeout.total_seconds()
-        # torch 1 lets go of the Python part of a Work that only C++ holds (DDP), and with it of its wait(). Whole for a
-        # moment, for get_future; then without the tensor, for a later wait.
-        self._whole: deque[AtpWork] = deque()
-        self._light: deque[AtpWork] = deque(maxlen=256)
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, group: Group | None) -> None:
+        prefix = dist.PrefixStore("atp/gloo", store)
+        self._make(prefix, rank, size, timeout)
+        self._gloo = _Gloo(prefix, rank, size, timeout=timeout)
+        self._gloo.owner = weakref.ref(self)
+        self._group = group
+        if not _OLD_TORCH:
+            kind = dist.ProcessGroup.BackendType.GLOO
+            if hasattr(self, "_set_default_backend"):
+                self._set_default_backend(kind)
+            for device in ("cpu", "cuda"):
+                self._register_backend(torch.device(device), kind, self._gloo)
+        if group is not None:
+            weakref.finalize(self, group.leave).atexit = False
+
+    def _make(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        if _OLD_TORCH:
+            super().__init__(rank, size)
+        elif hasattr(dist.ProcessGroup, "Options"):  # until torch 2.5
+            options = dist.ProcessGroup.Options(backend="gloo")
+            options._timeout = timeout
+            super().__init__(store, rank, size, options)
+        else:
+            super().__init__(store, rank, size)
+
+    @property
+    def atp_group(self) -> Group | None:
+        """The group of the sidecar, if this process group has one."""
+        return self._group
 
     def getBackendName(self) -> str:
         """The name of the backend."""
@@ -153,74 +125,142 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
         """The name of the backend."""
         return NAME
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+    # -- time-outs and the end
+
+    def timeout_is(self, timeout: timedelta) -> None:
+        """torch has set the time-out of the operations that begin from now on."""
+        if self._group is not None:
+            self._group.seconds = timeout.total_seconds()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Sets the time-out of the operations that begin from now on."""
+        super().set_timeout(timeout)
+        self.timeout_is(timeout)
+
+    def shutdown(self) -> None:
+        """What destroy_process_group calls."""
+        if self._group is not None:
+            self._group.leave()
+        if hasattr(super(), "shutdown"):
+            super().shutdown()
+
+    # -- all-reduce
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Sum or mean over the ranks, in place.
 
         Args:
             tensors: a list of one tensor (a tensor alone is taken too).
-            opts: AllreduceOptions with the operation.
+            opts: AllreduceOptions, or the operation alone.
+            timeout: of this operation; only with the operation alone.
         """
         if isinstance(tensors, torch.Tensor):
             tensors = [tensors]
         if opts is None:
+            operation: Any = _SUM
+        elif hasattr(opts, "reduceOp"):
+            operation, timeout = opts.reduceOp, opts.timeout
+        else:
+            operation, opts = opts, None
+        mean = operation == _AVG
+        if (mean or operation == _SUM) and len(tensors) == 1:
+            group = self._group
+            if group is not None and supported(tensors[0]):
+                return self._reduce(group, tensors, mean, timeout, opts is None or getattr(opts, "asyncOp", True))
+            if mean:
+                return self._mean_by_gloo(tensors, timeout)
+        if opts is None:
             opts = dist.AllreduceOptions()
-        elif not hasattr(opts, "reduceOp"):
-            operation, opts = opts, dist.AllreduceOptions()
             opts.reduceOp = operation
-        mean = opts.reduceOp == dist.ReduceOp.AVG
-        if not mean and opts.reduceOp != dist.ReduceOp.SUM:
-            return self._gloo.allreduce(tensors, opts)
-        if self._connection is None or len(tensors) != 1 or not supported(tensors[0]):
-            return self._mean_by_gloo(tensors) if mean else self._gloo.allreduce(tensors, opts)
-        tensor = tensors[0]
-        if mean and not tensor.is_floating_point():
-            raise UsageError(f"the mean of {tensor.dtype} is not defined; use SUM, or convert to a float type")
-        reduction = Reduction(
-            self._connection, tensor, "mean" if mean else "sum", self._seconds, lambda result: [result]
-        )
-        work = AtpWork(reduction, tensor)
+            if timeout is not None:
+                opts.timeout = timeout
         if _OLD_TORCH:
-            self._keep(work)
+            return self._gloo.allreduce(tensors, opts)
+        return super().allreduce(tensors, opts)
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
+        """As allreduce, of several tensors at once."""
+        opts = dist.AllreduceCoalescedOptions() if opts is None else opts
+        operation = opts.reduceOp
+        mean = operation == _AVG
+        if mean or operation == _SUM:
+            group = self._group
+            if group is not None and tensors and all(supported(tensor) for tensor in tensors):
+                return self._reduce(group, tensors, mean, opts.timeout, getattr(opts, "asyncOp", True))
+            if mean:
+                return self._mean_by_gloo(tensors, opts.timeout)
+        if _OLD_TORCH:
+            return self._gloo.allreduce_coalesced(tensors, opts)
+        return super().allreduce_coalesced(tensors, opts)
+
+    def _reduce(
+        self, group: Group, tensors: list[torch.Tensor], mean: bool, timeout: timedelta | None, in_background: bool
+    ) -> Any:
+        seconds = 0.0 if timeout is None else max(0.0, timeout.total_seconds())
+        reduction = Reduction(group.connection)
+        release_unheld()
+        if _profiling():
+            return self._profiled(group, tensors, mean, seconds, reduction, in_background)
+        for tensor in tensors:
+            start(group, tensor, mean, reduction, seconds)
+        if in_background:
+            return AtpWork(reduction, tensors)
+        reduction.wait()
+        return AtpWork(reduction, tensors)
+
+    @staticmethod
+    def _profiled(
+        group: Group, tensors: list[torch.Tensor], mean: bool, seconds: float, reduction: Reduction, in_background: bool
+    ) -> Any:
+        """As _reduce, seen by the profiler from the call to the end."""
+        event = torch.autograd.profiler.record_function(f"{NAME}:all_reduce")
+        event.__enter__()
+        try:
+            for tensor in tensors:
+                start(group, tensor, mean, reduction, seconds)
+            work = AtpWork(reduction, tensors)
+            event._call_end_callbacks_on_future(work.get_future())
+        finally:
+            event.__exit__(None, None, None)
+        if not in_background:
+            reduction.wait()
         return work
 
-    def _keep(self, work: AtpWork) -> None:
-        self._whole.append(work)
-        while len(self._whole) > 4 and self._whole[0].is_completed():
-            old = self._whole.popleft()
-            # Somebody in Python who holds it keeps it alive, and may still want the tensor.
-            if sys.getrefcount(old) <= 2:
-                old.drop_tensor()
-                self._light.append(old)
+    def _mean_by_gloo(self, tensors: list[torch.Tensor], timeout: timedelta | None) -> Any:
+        """Mean of what ATP does not sum. Not every gloo has means, and none of integers."""
+        opts = dist.AllreduceOptions()
+        opts.reduceOp = _SUM
+        if timeout is not None:
+            opts.timeout = timeout
+        if len(tensors) == 1:
+            work = self._gloo.allreduce(tensors, opts)
+        else:
+            several = dist.AllreduceCoalescedOptions()
+            several.reduceOp, several.timeout = opts.reduceOp, opts.timeout
+            work = self._gloo.allreduce_coalesced(tensors, several)
+        return MeanWork(work, tensors, self.size())
+
+    # -- what older gloo does not do
 
     def broadcast(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         """Broadcast, through gloo."""
-        if isinstance(tensors, torch.Tensor):
-            return self._gloo.broadcast(_sendable(tensors), *args, **kwargs)
-        return self._gloo.broadcast([_sendable(tensor) for tensor in tensors], *args, **kwargs)
+        if not _BFLOAT16:
+            several = not isinstance(tensors, torch.Tensor)
+            tensors = [_sendable(tensor) for tensor in tensors] if several else _sendable(tensors)
+        if _OLD_TORCH:
+            return self._gloo.broadcast(tensors, *args, **kwargs)
+        return super().broadcast(tensors, *args, **kwargs)
 
     def allgather(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """All-gather, through gloo."""
-        if isinstance(inputs, torch.Tensor):
+        if not _BFLOAT16 and not isinstance(inputs, torch.Tensor):
+            everything = [*inputs, *(tensor for row in outputs for tensor in row)]
+            if all(tensor.is_contiguous() for tensor in everything):
+                outputs = [[_sendable(tensor) for tensor in row] for row in outputs]
+                inputs = [_sendable(tensor) for tensor in inputs]
+        if _OLD_TORCH:
             return self._gloo.allgather(outputs, inputs, *args, **kwargs)
-        everything = [*inputs, *(tensor for row in outputs for tensor in row)]
-        if all(tensor.is_contiguous() for tensor in everything):
-            outputs = [[_sendable(tensor) for tensor in row] for row in outputs]
-            inputs = [_sendable(tensor) for tensor in inputs]
-        return self._gloo.allgather(outputs, inputs, *args, **kwargs)
-
-    def _mean_by_gloo(self, tensors: list[torch.Tensor]) -> Any:
-        """Mean of what ATP does not do; gloo has sums only."""
-        for tensor in tensors:
-            if not (tensor.is_floating_point() or tensor.is_complex()):
-                raise UsageError(f"the mean of {tensor.dtype} is not defined; use SUM, or convert to a float type")
-        size = self.size()
-
-        def divide(future: Any) -> list[torch.Tensor]:
-            future.wait()
-            return [tensor.div_(size) for tensor in tensors]
-
-        future = self._gloo.allreduce(tensors, dist.AllreduceOptions()).get_future().then(divide)
-        return torch._C._distributed_c10d._create_work_from_future(future)
+        return super().allgather(outputs, inputs, *args, **kwargs)
 
 
 def _delegate(name: str) -> Any:
@@ -232,34 +272,41 @@ def _delegate(name: str) -> Any:
     return method
 
 
-for _name in _DELEGATED:
-    if hasattr(dist.ProcessGroup, _name):
-        setattr(ProcessGroupATP, _name, _delegate(_name))
+if _OLD_TORCH:
+    for _name in _DELEGATED:
+        if hasattr(dist.ProcessGroup, _name):
+            setattr(ProcessGroupATP, _name, _delegate(_name))
+if _BFLOAT16:
+    del ProcessGroupATP.broadcast, ProcessGroupATP.allgather
 
 
 def create(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroupATP:
     """Makes a process group; what torch calls for init_process_group("atp") and new_group().
 
     Raises:
-        AtpError: no sidecar, the gate stays closed, or the default group is not the workers of the job.
+        AtpError: no sidecar, the gate stays closed, or the ranks are not the workers of one job.
     """
-    whole = not dist.is_initialized() or size == dist.get_world_size()
-    connection: Connection | None = None
-    if whole:
-        connection = connect()
-        if connection.world_size != size:
-            raise UsageError(
-                f"the process group has {size} ranks, but job {connection.job} has {connection.world_size} "
-                "workers. ATP "
-                "sums over one process per worker pod: start one process in each pod (WORLD_SIZE and RANK "
-                "are set in "
-                "the pods of an ATPJob), or set spec.workers.replicas to the number of ranks"
-            )
-        if connection.rank != rank:
-            log.warning("ATP: torch rank %d runs in the pod of ATP worker %d", rank, connection.rank)
-    else:
+    if dist.is_initialized() and size != dist.get_world_size():
         log.info("ATP: a group of %d of the ranks uses gloo; ATP sums over all workers of the job", size)
-    return ProcessGroupATP(_gloo(store, rank, size, timeout), connection, rank, size, timeout)
+        return ProcessGroupATP(store, rank, size, timeout, None)
+    connection, number = agree(store, rank, size, timeout.total_seconds())
+    _explain_order(connection, rank)
+    return ProcessGroupATP(store, rank, size, timeout, Group(connection, number, timeout.total_seconds()))
+
+
+def _explain_order(connection: Connection, rank: int) -> None:
+    if connection.rank != rank:
+        log.warning("ATP: torch rank %d runs in the pod of ATP worker %d", rank, connection.rank)
+
+
+def _create(options: Any, _: Any = None) -> ProcessGroupATP:
+    """As `create`, from what torch 2 gives."""
+    group = create(options.store, options.group_rank, options.group_size, options.timeout)
+    made_by_torch = getattr(options, "process_group", None)
+    device = getattr(made_by_torch, "bound_device_id", None)
+    if device is not None:
+        group.bound_device_id = device
+    return group
 
 
 def register() -> None:
@@ -268,7 +315,8 @@ def register() -> None:
         raise UsageError("this build of torch has no torch.distributed; install one that has")
     if NAME.upper() in dist.Backend._plugins:
         return
-    if "devices" in inspect.signature(dist.Backend.register_backend).parameters:
-        dist.Backend.register_backend(NAME, create, devices=["cpu", "cuda"])
+    parameters = inspect.signature(dist.Backend.register_backend).parameters
+    if "extended_api" in parameters and "devices" in parameters:
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     else:
         dist.Backend.register_backend(NAME, create)

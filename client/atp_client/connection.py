@@ -1,77 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connection to the sidecar: one a process, used by every process group and hook in it.
 
-An all-reduce is cut into chunks of CHUNK_BYTES. Each chunk is copied into the shared-memory file, announced
-over the unix socket, summed in place by the sidecar and copied back; several are in flight at once. All ranks
-cut alike, because the chunk size depends on nothing but the dtype.
-
-Threads: whoever calls `all_reduce` copies in as much as there is room for. Reader threads take the answers,
-copy out, and go on copying in. A reader that completes a Future first lets another thread read, since
-callbacks of the Future may wait for a later operation.
+A tensor is one operation of its group, cut into parts of PART_BYTES. Each part is copied into shared memory,
+submitted over the unix socket, summed in place by the sidecar and copied back; as many are on their way as there is
+room for. All ranks cut alike, because the size of a part depends on nothing but the dtype.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import json
+import itertools
 import logging
-import mmap
 import os
-import queue
 import select
 import socket
-import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from atp_client._version import __version__
-from atp_client.arena import Arena
-from atp_client.errors import (
-    AtpError,
-    GateTimeoutError,
-    NoSidecarError,
-    OperationTimeoutError,
-    SidecarLostError,
-    UsageError,
-    from_code,
-)
+from atp_client import framing
+from atp_client.errors import AtpError, OperationTimeoutError, SidecarLostError, UsageError, again, from_code
+from atp_client.groups import Group
+from atp_client.handshake import dial, lost, shake
+from atp_client.memory import Memory, Segment, copy
+from atp_client.operation import Operation, Question
+from atp_client.reading import Readers
 
 log = logging.getLogger("atp_client")
 
 DEFAULT_SOCKET = "/run/atp/atp.sock"
-PROTOCOL_VERSION = 1
-MAX_FRAME_BYTES = 1 << 20
-CHUNK_BYTES = 1 << 20
+PART_BYTES = 1 << 20
 MAX_SHM_BYTES = 32 << 20
-LOG_SECONDS = 5.0
-# Without a socket: how long it may take to appear. A sidecar starts before the trainer, so only a restart
-# needs this.
-SOCKET_GRACE_SECONDS = 10.0
 PING_SECONDS = 10.0
+# How often whoever reads looks at the clock, at least.
+TICK_SECONDS = 0.25
+# Frames of small parts are sent together up to this size.
+SEND_BYTES = 1 << 13
+EVERYTHING = select.POLLIN | select.POLLERR | select.POLLHUP
 
-DTYPES = {
-    torch.float32: "float32",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.int32: "int32",
-}
-_LENGTH = struct.Struct(">I")
-
-NO_SIDECAR = (
-    "This process has to run in a worker pod of an ATPJob (kubectl apply -f atpjob.yaml), or in a pod with "
-    "the label "
-    "atp.dev/job=<name of the ATPJob>: the webhook then adds the container atp-sidecar. If the sidecar's "
-    "socket is "
-    "somewhere else, set ATP_SOCKET to its path. To train without ATP, use the backend gloo."
-)
+_Part = tuple[Operation, int, int, "Segment | None", int]
 
 
 def _seconds(name: str, default: float) -> float:
@@ -87,7 +56,7 @@ def _seconds(name: str, default: float) -> float:
     return value
 
 
-def _megabytes(name: str, default: int) -> int:
+def _bytes(name: str, default: int) -> int:
     text = os.environ.get(name)
     if text is None:
         return default
@@ -95,62 +64,13 @@ def _megabytes(name: str, default: int) -> int:
         value = int(text)
     except ValueError:
         value = 0
-    if value < 2 * CHUNK_BYTES:
-        raise UsageError(f"{name} must be a number of bytes of at least {2 * CHUNK_BYTES}, not {text!r}")
+    if value < 2 * PART_BYTES:
+        raise UsageError(f"{name} must be a number of bytes of at least {2 * PART_BYTES}, not {text!r}")
     return value
 
 
-def _broken(error: OSError | None) -> SidecarLostError:
-    """The sidecar's end of the connection is gone: whether reading or writing noticed it first, it means the same."""
-    detail = f" ({error})" if error is not None else ""
-    return SidecarLostError(
-        f"the ATP sidecar closed the connection{detail}: it was killed or restarted; "
-        "see kubectl logs <pod> -c atp-sidecar --previous"
-    )
-
-
-class Request:
-    """One all-reduce on its way.
-
-    Args:
-        flat: contiguous CPU tensor of shape (n,); summed in place.
-        kind: "sum" or "mean".
-        deadline: monotonic time after which it fails.
-        finish: called once, from any thread, with None or the error.
-    """
-
-    def __init__(
-        self, flat: torch.Tensor, kind: str, deadline: float, finish: Callable[[AtpError | None], None]
-    ) -> None:
-        self.flat = flat
-        self.kind = kind
-        self.dtype = DTYPES[flat.dtype]
-        self.deadline = deadline
-        self.finish = finish
-        self.error: AtpError | None = None
-        self.started = 0
-        self.chunks = 0
-
-    @property
-    def count(self) -> int:
-        """Number of elements."""
-        return int(self.flat.numel())
-
-
-class _Chunk:
-    __slots__ = ("begin", "count", "offset", "request")
-
-    def __init__(self, request: Request, begin: int, count: int, offset: int) -> None:
-        self.request = request
-        self.begin = begin
-        self.count = count
-        self.offset = offset
-
-
-class _StatsWaiter:
-    def __init__(self) -> None:
-        self.ready = threading.Event()
-        self.answer: dict[str, Any] | None = None
+def _nothing() -> None:
+    pass
 
 
 class Connection:
@@ -166,477 +86,513 @@ class Connection:
         SidecarLostError: the sidecar refused or left.
     """
 
-    rank: int
-    world_size: int
-    job: str
-    epoch: int
-    mode: str
-    master_address: str
-
     def __init__(self, path: str, connect_timeout: float) -> None:
         self.path = path
         self.pid = os.getpid()
-        self._buffer = bytearray()
-        self._shm_limit = _megabytes("ATP_SHM_BYTES", MAX_SHM_BYTES)
         self._silence = _seconds("ATP_SIDECAR_TIMEOUT", 60.0)
-        self._lock = threading.Lock()
-        self._send_lock = threading.Lock()
-        self._submit_lock = threading.Lock()
-        self._read_lock = threading.Lock()
-        self._idle_readers = 0
-        self._threads: list[threading.Thread] = []
-        self._queue: deque[Request] = deque()
-        self._chunks: dict[int, _Chunk] = {}
-        self._next_op = 0
-        self._released = 0
-        self._resizing = False
-        self._resize_refused = False
-        self._stats_waiters: deque[_StatsWaiter] = deque()
-        self._error: AtpError | None = None
-        self._last_heard = self._last_ping = time.monotonic()
-        self._staging: queue.SimpleQueue[Callable[[], None] | None] | None = None
+        self._memory = Memory(_bytes("ATP_SHM_BYTES", MAX_SHM_BYTES))
         deadline = time.monotonic() + connect_timeout
-        self._socket = self._dial(deadline)
+        self._frames = framing.FrameReader()
+        self._socket = dial(path, deadline)
         try:
-            self._handshake(deadline, connect_timeout)
+            self.welcome, rest = shake(self._socket, self._frames, deadline, connect_timeout)
+            self._memory.add(Segment(self.welcome.segment, self.welcome.shm, self.welcome.shm_bytes))
         except BaseException:
             self._socket.close()
             raise
-        # A sidecar that does not read for this long while its buffer is full counts as gone.
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", max(1, int(self._silence)), 0))
-        self._start_reader()
+        self._poll = select.poll()
+        self._poll.register(self._socket, EVERYTHING)
+        self._send_lock = threading.Lock()
+        self._unsent = bytearray()
+        self._hung_up = False
+        self.readers = Readers(self._read_once)
+        self._lock = self.readers.lock
+        self._error: AtpError | None = None
+        self._handles = itertools.count()
+        self._group_numbers = itertools.count(1)
+        self._parts: dict[int, _Part] = {}
+        # Groups with live operations, and those of them that wait for room.
+        self._busy: dict[Group, None] = {}
+        self._starved: dict[Group, None] = {}
+        self._growing = False
+        self._growth_refused = False
+        self._questions: deque[Question] = deque()
+        self._warned: set[str] = set()
+        self._last_heard = self._last_ping = self._last_tick = time.monotonic()
+        for message in rest:
+            self._act(message)
 
-    # -- connecting
+    # -- the job
 
-    def _dial(self, deadline: float) -> socket.socket:
-        grace = min(deadline, time.monotonic() + SOCKET_GRACE_SECONDS)
-        if "ATP_SOCKET" not in os.environ and not Path(self.path).parent.is_dir():
-            grace = 0.0  # no sidecar was ever added to this pod
-        while True:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                connection.connect(self.path)
-                return connection
-            except OSError as error:
-                connection.close()
-                if isinstance(error, PermissionError):
-                    raise NoSidecarError(f"the ATP sidecar's socket {self.path} may not be opened: {error}") from error
-                if time.monotonic() >= grace:
-                    raise NoSidecarError(
-                        f"no ATP sidecar at {self.path} ({error.strerror or error}). {NO_SIDECAR}"
-                    ) from error
-            time.sleep(0.1)
+    @property
+    def rank(self) -> int:
+        """Of this worker in the job."""
+        return self.welcome.rank
 
-    def _handshake(self, deadline: float, connect_timeout: float) -> None:
-        version = ".".join(str(torch.__version__).split(".")[:2])
-        self._send(
-            {
-                "type": "hello",
-                "version": PROTOCOL_VERSION,
-                "pid": self.pid,
-                "client": f"atp-client/{__version__} torch/{version}",
-            }
-        )
-        reason, logged_at, logged = "", 0.0, ""
-        while True:
-            now = time.monotonic()
-            if now >= deadline:
-                raise GateTimeoutError(
-                    f"the ATP sidecar did not let this worker start within {connect_timeout:g} s "
-                    f"(ATP_CONNECT_TIMEOUT). Its reason: {reason or 'none given; it does not answer'}. "
-                    "kubectl describe atpjob shows what the job waits for."
-                )
-            message = self._receive(min(1.0, deadline - now))
-            if message is None:
-                continue
-            kind = message["type"]
-            if kind == "waiting":
-                reason = str(message.get("reason", ""))
-                if reason != logged or now - logged_at >= LOG_SECONDS:
-                    log.warning("ATP: waiting to start: %s", reason)
-                    logged, logged_at = reason, now
-            elif kind == "welcome":
-                break
-            elif kind == "fatal":
-                raise from_code(str(message.get("code")), str(message.get("message")))
-            else:
-                raise SidecarLostError(f"the sidecar answered hello with {kind!r}; use the same release of both")
-        try:
-            self.rank, self.world_size = int(message["rank"]), int(message["worldSize"])
-            self.job, self.epoch, self.mode = str(message["job"]), int(message["epoch"]), str(message["mode"])
-            self.master_address = str(message["masterAddress"])
-            self._map(str(message["shm"]), int(message["shmBytes"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise SidecarLostError(f"the sidecar's welcome is not understood: {error!r}") from error
-        log.info("ATP: joined %s as rank %d of %d, mode %s", self.job, self.rank, self.world_size, self.mode)
+    @property
+    def world_size(self) -> int:
+        """Workers of the job."""
+        return self.welcome.world_size
 
-    def _map(self, path: str, size: int) -> None:
-        try:
-            with Path(path).open("r+b") as file:
-                self._memory = mmap.mmap(file.fileno(), size)
-        except (OSError, ValueError) as error:
-            raise SidecarLostError(
-                f"the shared-memory file {path} of {size} bytes cannot be mapped: {error}; the volume "
-                "atp-shm must be "
-                "mounted at the same path in the trainer and in the sidecar"
-            ) from error
-        self._arena = Arena(size)
+    @property
+    def job(self) -> str:
+        """Namespace and name."""
+        return self.welcome.job
 
-    # -- frames
+    @property
+    def epoch(self) -> int:
+        """Of the job."""
+        return self.welcome.epoch
 
-    def _send(self, message: dict[str, Any]) -> None:
-        body = json.dumps(message, separators=(",", ":")).encode()
-        with self._send_lock:
-            self._socket.sendall(_LENGTH.pack(len(body)) + body)
-
-    def _frame(self) -> dict[str, Any] | None:
-        """A whole frame from the buffer, if there is one."""
-        if len(self._buffer) < _LENGTH.size:
-            return None
-        (length,) = _LENGTH.unpack_from(self._buffer)
-        if length > MAX_FRAME_BYTES:
-            raise SidecarLostError(f"the sidecar sent a frame of {length} bytes; the limit is {MAX_FRAME_BYTES}")
-        end = _LENGTH.size + length
-        if len(self._buffer) < end:
-            return None
-        body = bytes(self._buffer[_LENGTH.size : end])
-        del self._buffer[:end]
-        try:
-            message = json.loads(body)
-            if not isinstance(message["type"], str):
-                raise TypeError("type is not a string")
-        except (ValueError, TypeError, KeyError) as error:
-            raise SidecarLostError(f"the sidecar sent a frame that is not understood: {error!r}") from error
-        return dict(message)
-
-    def _receive(self, timeout: float) -> dict[str, Any] | None:
-        """The next message, or None after `timeout` seconds.
-
-        Raises:
-            SidecarLostError: the connection ended or the bytes are no frame.
-        """
-        end = time.monotonic() + timeout
-        while True:
-            message = self._frame()
-            if message is not None:
-                return message
-            left = end - time.monotonic()
-            if left <= 0:
-                return None
-            poll = select.poll()
-            poll.register(self._socket, select.POLLIN)
-            if not poll.poll(left * 1000):
-                return None
-            try:
-                data = self._socket.recv(65536)
-            except OSError as error:
-                raise _broken(error) from error
-            if not data:
-                raise _broken(None)
-            self._buffer += data
-
-    # -- reading
-
-    def _start_reader(self) -> None:
-        thread = threading.Thread(target=self._read_loop, name="atp-reader", daemon=True)
-        with self._lock:
-            self._threads = [other for other in self._threads if other.is_alive()] + [thread]
-            thread.start()
-
-    def _read_loop(self) -> None:
-        while True:
-            with self._lock:
-                if self._error is not None:
-                    return
-                if self._idle_readers:
-                    return  # another thread waits for its turn already
-                self._idle_readers += 1
-            with self._read_lock:
-                with self._lock:
-                    self._idle_readers -= 1
-                    if self._error is not None:
-                        return
-                try:
-                    # Whatever kind of tensor the caller has, it is written as data.
-                    with torch.inference_mode():
-                        deliveries = self._read_once()
-                except (AtpError, OSError, RuntimeError) as error:
-                    if isinstance(error, ConnectionError):
-                        error = _broken(error)
-                    deliveries = self._fail(
-                        error if isinstance(error, AtpError) else SidecarLostError(f"ATP client: {error}")
-                    )
-            if deliveries:
-                self._ensure_reader()
-                for deliver in deliveries:
-                    deliver()
-
-    def _ensure_reader(self) -> None:
-        with self._lock:
-            needed = self._idle_readers == 0 and not self._read_lock.locked() and self._error is None
-        if needed:
-            self._start_reader()
-
-    def _read_once(self) -> list[Callable[[], None]]:
-        """Waits for one message at most a second and acts on it; returns what to call outside the locks."""
-        message = self._receive(1.0)
-        now = time.monotonic()
-        if message is None:
-            return self._watch(now)
-        self._last_heard = now
-        kind = message["type"]
-        if kind == "done":
-            return self._done(int(message["op"]))
-        if kind == "failed":
-            return self._failed(int(message["op"]), from_code(str(message.get("code")), str(message.get("message"))))
-        if kind == "stats":
-            with self._lock:
-                waiter = self._stats_waiters.popleft() if self._stats_waiters else None
-            if waiter is not None:
-                message.pop("type")
-                waiter.answer = message
-                waiter.ready.set()
-        elif kind == "resized":
-            self._resized(message)
-        elif kind == "fatal":
-            raise from_code(str(message.get("code")), str(message.get("message")))
-        return []
-
-    def _watch(self, now: float) -> list[Callable[[], None]]:
-        with self._lock:
-            requests = {id(chunk.request): chunk.request for chunk in self._chunks.values()}
-            requests.update((id(request), request) for request in self._queue)
-        if not requests:
-            self._last_heard = now
-            return []
-        for request in requests.values():
-            if now >= request.deadline:
-                raise OperationTimeoutError(
-                    f"an all-reduce of {request.count} {request.dtype} values did not finish within the "
-                    "timeout of its "
-                    "process group; another rank is slow, stuck or calls other collectives "
-                    "(raise the timeout of init_process_group if the wait is expected)"
-                )
-        if now - self._last_heard > self._silence:
-            raise SidecarLostError(
-                f"the ATP sidecar has not answered for {self._silence:g} s (ATP_SIDECAR_TIMEOUT); "
-                "see kubectl logs <pod> -c atp-sidecar"
-            )
-        patience = min(PING_SECONDS, self._silence / 3)
-        if now - self._last_heard > patience and now - self._last_ping > patience:
-            self._last_ping = now
-            with self._lock:
-                self._stats_waiters.append(_StatsWaiter())
-                self._send({"type": "stats"})
-        return []
-
-    def _done(self, op: int) -> list[Callable[[], None]]:
-        with self._lock:
-            chunk = self._chunks.get(op)
-        if chunk is None:
-            return []
-        request = chunk.request
-        if request.error is None:
-            part = torch.frombuffer(self._memory, dtype=request.flat.dtype, count=chunk.count, offset=chunk.offset)
-            request.flat[chunk.begin : chunk.begin + chunk.count].copy_(part)
-        return self._retire(op, None)
-
-    def _failed(self, op: int, error: AtpError) -> list[Callable[[], None]]:
-        return self._retire(op, error)
-
-    def _retire(self, op: int, error: AtpError | None) -> list[Callable[[], None]]:
-        deliveries: list[Callable[[], None]] = []
-        with self._lock:
-            chunk = self._chunks.pop(op, None)
-            if chunk is None:
-                return []
-            self._arena.release(chunk.offset)
-            self._released += 1
-            request = chunk.request
-            request.chunks -= 1
-            if error is not None and request.error is None:
-                # The chunks that are not submitted yet are still submitted: the other ranks do it too, and
-                # all ranks must go through the same operations.
-                request.error = error
-            if request.chunks == 0 and request.started == request.count:
-                deliveries.append(lambda: request.finish(request.error))
-        self._pump()
-        return deliveries
-
-    def _fail(self, error: AtpError) -> list[Callable[[], None]]:
-        """Breaks the connection; everything on its way fails with `error`."""
-        with self._lock:
-            if self._error is not None:
-                return []
-            self._error = error
-            requests = {id(chunk.request): chunk.request for chunk in self._chunks.values()}
-            requests.update((id(request), request) for request in self._queue)
-            self._chunks.clear()
-            self._queue.clear()
-            waiters, self._stats_waiters = self._stats_waiters, deque()
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        for waiter in waiters:
-            waiter.ready.set()
-        return [partial(request.finish, error) for request in requests.values()]
-
-    # -- submitting
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory that this process has."""
+        return self._memory.total
 
     @property
     def broken(self) -> AtpError | None:
         """Why this connection is of no more use, or None."""
         return self._error
 
-    def all_reduce(
-        self, flat: torch.Tensor, kind: str, timeout: float, finish: Callable[[AtpError | None], None]
-    ) -> None:
-        """Starts an all-reduce in place and returns; `finish` is called once with None or the error.
+    def new_group_number(self) -> int:
+        """A number that no other group of the epoch has."""
+        return self.rank << 48 | self.welcome.session << 32 | next(self._group_numbers)
+
+    # -- sending
+
+    def _send(self, data: bytes | bytearray) -> None:
+        """Sends what the socket takes now; whoever leads sends the rest. A broken pipe is the reader's to explain."""
+        wake = False
+        with self._send_lock:
+            if self._unsent:
+                self._unsent += data
+                data = self._unsent
+            try:
+                sent = self._socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                # The last words of the sidecar are still to be read, and say more than this error does.
+                sent = len(data)
+                wake, self._hung_up = not self._hung_up, True
+            if data is self._unsent:
+                del self._unsent[:sent]
+                if not self._unsent:
+                    self._settle()
+            elif sent < len(data):
+                self._unsent += data[sent:]
+                wake = True
+        if wake:
+            with self._lock:
+                self.readers.attend()
+            self.readers.look_after()
+
+    def _settle(self) -> None:
+        """All is sent, so nobody has to look after that."""
+        with self._lock:
+            self.readers.attended()
+
+    # -- submitting
+
+    def admit(self, operation: Operation) -> None:
+        """Takes an operation in; with its group's lock held.
+
+        Raises:
+            AtpError: the group or the connection is broken.
+        """
+        group = operation.group
+        with self._lock:
+            if self._error is not None:
+                raise again(self._error)
+            group.refuse()
+            if not self._busy:
+                self._last_heard = time.monotonic()
+            group.live[operation] = None
+            self._busy[group] = None
+
+    def pump(self, group: Group) -> None:
+        """Submits what there is room for. Any thread may call it, one works; no wake-up is missed."""
+        group.wanted = True
+        while group.wanted and group.lock.acquire(False):
+            try:
+                self.advance(group)
+            finally:
+                group.lock.release()
+
+    def advance(self, group: Group) -> None:
+        """As `pump`, with the group's lock held."""
+        group.wanted = False
+        frames = bytearray()
+        while group.queue:
+            operation = group.queue[0]
+            if operation.done:
+                # After a failure the other parts need not go out.
+                group.queue.popleft()
+                continue
+            if not operation.ready:
+                break
+            frame = self._submit(operation)
+            if frame is None:
+                break
+            frames += frame
+            if operation.whole:
+                group.queue.popleft()
+            if len(frames) >= SEND_BYTES or not operation.whole:
+                self._send(frames)
+                frames = bytearray()
+        if frames:
+            self._send(frames)
+        if group.queue:
+            self._attend(group.queue[0])
+
+    def _submit(self, operation: Operation) -> bytes | None:
+        """Copies the next part in and returns its frame; None if there is no room for it now."""
+        group = operation.group
+        begin = operation.begun
+        count = min(operation.count - begin, PART_BYTES // operation.itemsize)
+        size = count * operation.itemsize
+        segment: Segment | None = None
+        offset = grow = 0
+        with self._lock:
+            keep = operation.keep
+            if operation.done:
+                return b""
+            if size:
+                first = group.outstanding == 0
+                room = self._memory.take(size, first)
+                if room is None:
+                    self._starved[group] = None
+                    if not self._growing and (first or not self._growth_refused):
+                        grow = self._memory.growth(size, first)
+                        self._growing = grow > 0
+                else:
+                    segment, offset = room
+            if segment is not None or not size:
+                handle = next(self._handles)
+                self._parts[handle] = (operation, begin * operation.itemsize, size, segment, offset)
+                operation.outstanding += 1
+                group.outstanding += 1
+                operation.begun = begin + count
+                operation.whole = operation.begun == operation.count
+                if operation.whole and operation.unattended and operation.callbacks is None:
+                    operation.unattended = False
+                    self.readers.attended()
+        if size and segment is None:
+            if grow:
+                self._send(framing.encode({"type": "grow", "bytes": grow}))
+            return None
+        if segment is not None:
+            copy(segment.base + offset, operation.address + begin * operation.itemsize, size)
+        del keep  # owned the memory until here, whatever became of the operation
+        return framing.submit(
+            operation.dtype,
+            1 if operation.mean else 0,
+            0 if segment is None else segment.index,
+            handle,
+            group.number,
+            operation.number,
+            operation.count,
+            begin,
+            offset,
+            count,
+        )
+
+    def attend(self, operation: Operation) -> None:
+        """Somebody has to go on with it until it has ended, even if nobody waits for it."""
+        self.when_done(operation, _nothing)
+
+    def _attend(self, operation: Operation) -> None:
+        """Somebody has to go on with it until it is submitted whole."""
+        with self._lock:
+            if not operation.unattended and not operation.done:
+                operation.unattended = True
+                self.readers.attend()
+
+    # -- waiting
+
+    def wait(self, operation: Operation, seconds: float = 0.0) -> None:
+        """Blocks until it has ended.
 
         Args:
-            flat: contiguous CPU tensor of shape (n,), n > 0, of a dtype in DTYPES.
-            kind: "sum" or "mean".
-            timeout: seconds.
-            finish: may be called from any thread, also before this returns.
+            operation: of a group of this connection.
+            seconds: a time-out shorter than the group's, if above 0.
+
+        Raises:
+            AtpError: it failed.
         """
-        request = Request(flat, kind, time.monotonic() + timeout, finish)
-        if self._staging is not None:
-            self._staging.put(lambda: self._enqueue(request))
-        else:
-            self._enqueue(request)
+        if seconds > 0:
+            operation.deadline = min(operation.deadline, time.monotonic() + seconds)
+        if not operation.done:
+            self.readers.wait(operation)
+        if operation.error is not None:
+            raise again(operation.error)
 
-    def all_reduce_staged(
-        self,
-        flat: torch.Tensor,
-        kind: str,
-        timeout: float,
-        prepare: Callable[[], None],
-        finish: Callable[[AtpError | None], None],
-    ) -> None:
-        """As `all_reduce`, for a host copy that is not complete before `prepare` has returned.
-
-        `prepare` (waiting for a device) runs in a thread of its own, and from the first call on every
-        all-reduce passes through that thread, so the order stays that of the calls.
-        """
+    def when_done(self, operation: Operation, callback: Any) -> None:
+        """Has `callback()` called once, when it has ended, from a thread of our own (at once if it has)."""
         with self._lock:
-            if self._staging is None:
-                self._staging = queue.SimpleQueue()
-                thread = threading.Thread(target=self._stage_loop, args=(self._staging,), name="atp-stage", daemon=True)
-                self._threads.append(thread)
-                thread.start()
-        request = Request(flat, kind, time.monotonic() + timeout, finish)
-
-        def run() -> None:
-            try:
-                prepare()
-            except RuntimeError as error:
-                # The peers would wait for this operation: it cannot be left out.
-                for deliver in self._fail(SidecarLostError(f"copying from the device failed: {error}")):
-                    deliver()
-            self._enqueue(request)
-
-        self._staging.put(run)
-
-    @staticmethod
-    def _stage_loop(work: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-        while True:
-            item = work.get()
-            if item is None:
-                return
-            item()
-
-    def _enqueue(self, request: Request) -> None:
-        with self._lock:
-            error = self._error
-            if error is None:
-                self._queue.append(request)
-        if error is not None:
-            request.finish(error)
+            late = operation.done
+            if not late:
+                if operation.callbacks is None:
+                    operation.callbacks = []
+                if callback is not _nothing:
+                    operation.callbacks.append(callback)
+                if not operation.unattended:
+                    operation.unattended = True
+                    self.readers.attend()
+        if late:
+            callback()
             return
-        self._pump()
+        self.readers.look_after()
 
-    def _pump(self) -> None:
-        """Submits what there is room for. Any thread may call it, one works; no wake-up is missed."""
-        while self._submit_lock.acquire(blocking=False):
-            try:
-                released = self._submit_some()
-            except (OSError, RuntimeError) as error:
-                # Also when a tensor cannot be read: the peers wait for this operation, it cannot be left out.
-                released = None
-                failure = (
-                    _broken(error)
-                    if isinstance(error, ConnectionError)
-                    else SidecarLostError(f"the ATP client cannot go on: {error}")
-                )
-                for deliver in self._fail(failure):
-                    deliver()
-            finally:
-                self._submit_lock.release()
-            with self._lock:
-                # Nothing to do, or nothing was released since there was no room: who releases next pumps
-                # again.
-                if not self._queue or self._error is not None or released == self._released:
-                    return
+    # -- reading; only by whoever leads
 
-    def _submit_some(self) -> int | None:
-        """Submits until the queue is empty (None) or there is no room (number of releases at that moment)."""
-        while True:
+    def _read_once(self, until: float | None) -> None:
+        now = time.monotonic()
+        wait = TICK_SECONDS if until is None else max(0.0, min(TICK_SECONDS, until - now))
+        if self._error is not None:
+            return
+        try:
+            if self._unsent:
+                self._poll.modify(self._socket, EVERYTHING | select.POLLOUT)
+                events = self._poll.poll(wait * 1000)
+                self._poll.modify(self._socket, EVERYTHING)
+            else:
+                events = self._poll.poll(wait * 1000)
+        except OSError as error:
+            self._fail(lost(error))
+            return
+        try:
+            event = events[0][1] if events else 0
+            if event & select.POLLOUT:
+                self._send(b"")
+            if event & EVERYTHING:
+                self._receive()
+            now = time.monotonic()
+            if now - self._last_tick >= TICK_SECONDS or (until is not None and now >= until):
+                self._last_tick = now
+                self._tick(now)
+        except AtpError as error:
+            self._fail(error)
+        except Exception as error:
+            log.exception("ATP: an error of the client")
+            self._fail(SidecarLostError(f"ATP client: {type(error).__name__}: {error}"))
+        except BaseException:
+            # Whatever interrupts here (Ctrl-C) may leave half a frame behind.
+            self._fail(SidecarLostError("the ATP client was interrupted while it read from the sidecar"))
+            raise
+
+    def _receive(self) -> None:
+        try:
+            open_still = self._frames.receive(self._socket)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise lost(error) from error
+        if not open_still:
+            raise lost(None)
+        self._last_heard = time.monotonic()
+        done, messages = self._frames.take()
+        if done:
+            self._retire(done)
+        for message in messages:
+            self._act(message)
+
+    def _retire(self, done: list[int]) -> None:
+        """Copies results out and gives their room back."""
+        parts = []
+        for handle in done:
+            part = self._parts.get(handle)
+            if part is not None:
+                operation, begin, size, segment, offset = part
+                if segment is not None and not operation.done:
+                    copy(operation.address + begin, segment.base + offset, size)
+                parts.append((handle, operation))
+        with self._lock:
+            for handle, operation in parts:
+                self._forget(handle)
+                if operation.outstanding == 0 and operation.whole and not operation.done:
+                    self._end(operation, None)
+            starved = list(self._starved) if self._starved else ()
+        for group in starved:
+            self._feed(group)
+
+    def _forget(self, handle: int) -> None:
+        """The sidecar will not touch the part's memory any more. With the lock held."""
+        part = self._parts.pop(handle, None)
+        if part is None:
+            return
+        operation, _, _, segment, offset = part
+        if segment is not None:
+            self._memory.give(segment, offset)
+        operation.group.outstanding -= 1
+        operation.outstanding -= 1
+        if operation.done and operation.outstanding == 0:
+            operation.keep = None
+
+    def _feed(self, group: Group) -> None:
+        with self._lock:
+            self._starved.pop(group, None)
+        self.pump(group)
+
+    def _end(self, operation: Operation, error: AtpError | None) -> None:
+        """It has ended. With the lock held."""
+        operation.error = error
+        self.readers.done(operation)
+        if operation.outstanding == 0:
+            operation.keep = None
+        group = operation.group
+        group.live.pop(operation, None)
+        if not group.live:
+            self._busy.pop(group, None)
+        if operation.unattended:
+            operation.unattended = False
+            self.readers.attended()
+        if operation.callbacks is not None:
+            self.readers.call(operation.callbacks)
+            operation.callbacks = None
+
+    def _act(self, message: dict[str, Any]) -> None:
+        kind = message["type"]
+        if kind == "failed":
+            self._failed(message)
+        elif kind == "fatal":
+            raise from_code(str(message.get("code")), str(message.get("message")))
+        elif kind == "segment":
+            self._grown(message)
+        elif kind == "stats":
             with self._lock:
-                if not self._queue or self._error is not None:
-                    return None
-                request = self._queue[0]
-                if self._wants_growth(request):
-                    return self._released
-                begin = request.started
-                count = min(CHUNK_BYTES // request.flat.element_size(), request.count - begin)
-                offset = self._arena.allocate(count * request.flat.element_size())
-                if offset is None:
-                    return self._released
-                op = self._next_op
-                self._next_op += 1
-                memory = self._memory
-            part = torch.frombuffer(memory, dtype=request.flat.dtype, count=count, offset=offset)
-            part.copy_(request.flat[begin : begin + count])
+                question = self._questions.popleft() if self._questions else None
+                if question is not None:
+                    message.pop("type")
+                    question.answer = message
+                    self.readers.done(question)
+        elif kind == "warning":
+            text = str(message.get("text"))
+            if text not in self._warned:
+                self._warned.add(text)
+                log.warning("ATP: %s", text)
+
+    def _failed(self, message: dict[str, Any]) -> None:
+        handle = int(message["op"])
+        part = self._parts.get(handle)
+        if part is None:
+            return
+        operation = part[0]
+        error = from_code(str(message.get("code")), str(message.get("message")))
+        with self._lock:
+            self._forget(handle)
+            if not operation.done:
+                self._end(operation, error)
+        if message.get("broken"):
+            self._break(operation.group, error)
+        else:
+            # What it had left to submit is left out; others may go on.
             with self._lock:
-                if self._error is not None:
-                    return None
-                self._chunks[op] = _Chunk(request, begin, count, offset)
-                request.started += count
-                request.chunks += 1
-                if request.started == request.count:
-                    self._queue.popleft()
-            self._send(
-                {
-                    "type": "submit",
-                    "op": op,
-                    "kind": request.kind,
-                    "dtype": request.dtype,
-                    "offset": offset,
-                    "count": count,
-                }
+                self._starved[operation.group] = None
+        for group in list(self._starved):
+            self._feed(group)
+
+    def _grown(self, message: dict[str, Any]) -> None:
+        if "error" in message:
+            text = str(message["error"])
+            if not self._growth_refused:
+                log.warning("ATP: shared memory stays at %d bytes: %s", self._memory.total, text)
+            with self._lock:
+                self._growing, self._growth_refused = False, True
+            return
+        segment = Segment(int(message["segment"]), str(message["shm"]), int(message["shmBytes"]))
+        with self._lock:
+            self._memory.add(segment)
+            self._growing = False
+            starved = sorted(self._starved, key=lambda group: group.outstanding > 0)
+        for group in starved:
+            self._feed(group)
+
+    def _tick(self, now: float) -> None:
+        """Time-outs, and whether the sidecar lives."""
+        with self._lock:
+            late = [operation for group in self._busy for operation in group.live if now >= operation.deadline]
+            questions = [question for question in self._questions if now >= question.deadline]
+            for question in questions:
+                # Its place stays: the answer may come.
+                question.error = SidecarLostError("the ATP sidecar did not answer a question for its metrics in time")
+                self.readers.done(question)
+            busy = bool(self._busy or self._questions)
+        for operation in late:
+            if not operation.done:
+                self._expire(operation)
+        if not busy:
+            self._last_heard = now
+            return
+        quiet = now - self._last_heard
+        if quiet > self._silence:
+            raise SidecarLostError(
+                f"the ATP sidecar has not answered for {self._silence:g} s (ATP_SIDECAR_TIMEOUT); "
+                "see kubectl logs <pod> -c atp-sidecar"
             )
+        patience = min(PING_SECONDS, self._silence / 3)
+        if quiet > patience and now - self._last_ping > patience:
+            self._last_ping = now
+            self._send(framing.encode({"type": "ping"}))
 
-    def _wants_growth(self, request: Request) -> bool:
-        """Asks for a larger file if two such requests do not fit; True while the queue has to wait for it."""
-        if self._resizing:
-            return True
-        want = min(self._shm_limit, 2 * request.count * request.flat.element_size())
-        if want <= self._arena.size or self._resize_refused:
-            return False
-        if self._arena.idle:
-            self._resizing = True
-            self._send({"type": "resize", "bytes": want})
+    def _expire(self, operation: Operation) -> None:
+        group = operation.group
+        what = f"all-reduce {operation.number} of group {group.number:#x}, of {operation.count} elements"
+        text = (
+            f"{what}, did not finish within its timeout; another rank is slow, stuck or calls other collectives "
+            "(raise the timeout of the process group if the wait is expected)"
+        )
+        self.give_up(
+            group, OperationTimeoutError(text), f"rank {self.rank} gave up: {what}, took longer than its timeout"
+        )
+
+    # -- failing
+
+    def _break(self, group: Group, error: AtpError) -> bool:
+        """All that is on its way in the group, and all that comes, fails. False: it was broken before."""
+        with self._lock:
+            if group.error is not None:
+                return False
+            group.error = error
+            for operation in list(group.live):
+                self._end(operation, error)
+            self._starved[group] = None  # so that its queue is emptied
+        self._feed(group)
+        self.readers.look_after()
         return True
 
-    def _resized(self, message: dict[str, Any]) -> None:
+    def give_up(self, group: Group, error: AtpError, reason: str) -> None:
+        """Breaks a group here and on all ranks."""
+        if self._break(group, error):
+            message = {"type": "abort", "group": group.number, "code": "Timeout", "reason": reason}
+            self._send(framing.encode(message))
+
+    def leave(self, group: Group) -> None:
+        """This process will not use the group any more; what is on its way in it fails."""
+        if self._error is None and os.getpid() == self.pid:
+            self._break(group, UsageError("the process group was destroyed"))
+            self._send(framing.encode({"type": "leave", "group": group.number}))
+
+    def _fail(self, error: AtpError) -> None:
+        """Breaks the connection; everything on its way fails."""
         with self._lock:
-            if "error" in message:
-                self._resize_refused = True
-                log.warning("ATP: shared memory stays at %d bytes: %s", self._arena.size, message["error"])
-            else:
-                self._map(str(message["shm"]), int(message["shmBytes"]))
-            self._resizing = False
-            self._released += 1
-        self._pump()
+            if self._error is not None:
+                return
+            self._error = error
+            self._parts.clear()
+            for group in list(self._busy):
+                for operation in list(group.live):
+                    operation.outstanding = 0
+                    self._end(operation, error)
+            for question in self._questions:
+                question.error = error
+                self.readers.done(question)
+            self._questions.clear()
+            self._starved.clear()
+            self.readers.end()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self.readers.look_after()
 
     # -- the rest
 
@@ -646,34 +602,32 @@ class Connection:
         Raises:
             AtpError: the connection is broken or the sidecar does not answer.
         """
-        waiter = _StatsWaiter()
+        question = Question(time.monotonic() + timeout)
         with self._lock:
             if self._error is not None:
-                raise self._error
-            self._stats_waiters.append(waiter)
-            try:
-                self._send({"type": "stats"})
-            except OSError as error:
-                raise _broken(error) from error
-        if not waiter.ready.wait(timeout):
-            raise SidecarLostError(f"the ATP sidecar did not answer a question for its metrics within {timeout:g} s")
-        if waiter.answer is None:
-            raise self._error or SidecarLostError("the connection to the ATP sidecar broke")
-        return waiter.answer
+                raise again(self._error)
+            if not self._busy:
+                self._last_heard = time.monotonic()
+            self._questions.append(question)
+        self._send(framing.encode({"type": "stats"}))
+        self.readers.wait(question)
+        if question.answer is None:
+            raise again(question.error or SidecarLostError("the connection to the ATP sidecar broke"))
+        return question.answer
+
+    def forget(self) -> None:
+        """In a child process after a fork: the connection stays the parent's."""
+        self._error = UsageError(
+            "this process group was made before a fork, and its connection to the ATP sidecar is the parent's"
+        )
 
     def close(self) -> None:
         """Leaves; operations in flight fail."""
         if os.getpid() == self.pid:
-            with contextlib.suppress(OSError):
-                self._send({"type": "bye"})
-            for deliver in self._fail(SidecarLostError("the connection to the ATP sidecar was closed by this process")):
-                deliver()
-            # A thread that the end of the interpreter meets inside torch would abort the process.
-            if self._staging is not None:
-                self._staging.put(None)
-            for thread in self._threads:
-                if thread is not threading.current_thread():
-                    thread.join(2.0)
+            if self._error is None:
+                self._send(framing.encode({"type": "bye"}))
+            self._fail(SidecarLostError("the connection to the ATP sidecar was closed by this process"))
+            self.readers.close(2.0)
         with contextlib.suppress(OSError):
             self._socket.close()
 
@@ -693,13 +647,16 @@ def connect() -> Connection:
     global _connection
     with _connection_lock:
         current = _connection
-        if current is not None and (current.pid != os.getpid() or current.broken is not None):
-            if current.pid == os.getpid():
-                current.close()
+        if current is not None and current.broken is not None:
+            current.close()
             _connection = current = None
         if current is None:
             path = os.environ.get("ATP_SOCKET", DEFAULT_SOCKET)
             _connection = current = Connection(path, _seconds("ATP_CONNECT_TIMEOUT", 600.0))
+            welcome = current.welcome
+            log.info(
+                "ATP: joined %s as rank %d of %d, mode %s", welcome.job, welcome.rank, welcome.world_size, welcome.mode
+            )
         return current
 
 
@@ -717,4 +674,13 @@ def close() -> None:
         current.close()
 
 
+def _after_fork() -> None:
+    global _connection, _connection_lock
+    _connection_lock = threading.Lock()
+    if _connection is not None:
+        _connection.forget()
+        _connection = None
+
+
 atexit.register(close)
+os.register_at_fork(after_in_child=_after_fork)

@@ -50,6 +50,8 @@ _ADVICE = {
         "a worker or the parameter server does not answer: kubectl get pods -l atp.dev/job=<job>, then its logs",
     ),
     "PeerGone": (PeerError, "restart the job; the logs of the other workers say why they left"),
+    "Aborted": (PeerError, "see the logs of the rank that gave up"),
+    "Timeout": (OperationTimeoutError, "see what the slow rank does, or raise the timeout of the process group"),
     "Cancelled": (PeerError, "the operation was cancelled; see the log of container atp-sidecar"),
     "Epoch": (EpochError, "restart this process; it joins the new epoch"),
     "Shutdown": (SidecarLostError, "the pod is being deleted"),
@@ -61,3 +63,8 @@ def from_code(code: str, message: str) -> AtpError:
     kind, advice = _ADVICE.get(code, (SidecarLostError, "see the log of container atp-sidecar in this pod"))
     text = f"ATP {code}: {message}"
     return kind(text if advice in message else f"{text} ({advice})")
+
+
+def again(error: AtpError, before: str = "", after: str = "") -> AtpError:
+    """The same error once more, to be raised by another thread or call: a traceback belongs to one raise."""
+    return type(error)(f"{before}{error}{after}")
