@@ -16,7 +16,7 @@ from atp_client.connection import Connection
 from atp_client.errors import UsageError
 from atp_client.groups import Group
 from atp_client.rendezvous import agree
-from atp_client.tensors import Reduction, start, supported
+from atp_client.tensors import Handle, Reduction, start, supported
 from atp_client.work import AtpWork, MeanWork, release_unheld
 
 log = logging.getLogger("atp_client")
@@ -26,6 +26,9 @@ NAME = "atp"
 _OLD_TORCH = torch.__version__.startswith("1.")
 _SUM = dist.ReduceOp.SUM
 _AVG = dist.ReduceOp.AVG
+_UNLIMITED = timedelta(0)
+# What a synchronous call returns: all is done, so one serves all.
+_ENDED = AtpWork(Reduction([]), [])
 _profiling = torch._C._autograd._profiler_enabled
 # What a process group of torch 1 can do besides what is written out below.
 _DELEGATED = (
@@ -162,11 +165,14 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
             operation, timeout = opts.reduceOp, opts.timeout
         else:
             operation, opts = opts, None
-        mean = operation == _AVG
-        if (mean or operation == _SUM) and len(tensors) == 1:
+        summed = operation == _SUM
+        mean = not summed and operation == _AVG
+        if (summed or mean) and len(tensors) == 1:
             group = self._group
             if group is not None and supported(tensors[0]):
-                return self._reduce(group, tensors, mean, timeout, opts is None or getattr(opts, "asyncOp", True))
+                return self._reduce(
+                    group, tensors, mean, timeout, opts is not None and not getattr(opts, "asyncOp", True)
+                )
             if mean:
                 return self._mean_by_gloo(tensors, timeout)
         if opts is None:
@@ -186,7 +192,7 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
         if mean or operation == _SUM:
             group = self._group
             if group is not None and tensors and all(supported(tensor) for tensor in tensors):
-                return self._reduce(group, tensors, mean, opts.timeout, getattr(opts, "asyncOp", True))
+                return self._reduce(group, tensors, mean, opts.timeout, not getattr(opts, "asyncOp", True))
             if mean:
                 return self._mean_by_gloo(tensors, opts.timeout)
         if _OLD_TORCH:
@@ -194,36 +200,37 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
         return super().allreduce_coalesced(tensors, opts)
 
     def _reduce(
-        self, group: Group, tensors: list[torch.Tensor], mean: bool, timeout: timedelta | None, in_background: bool
+        self, group: Group, tensors: list[torch.Tensor], mean: bool, timeout: timedelta | None, wait: bool
     ) -> Any:
-        seconds = 0.0 if timeout is None else max(0.0, timeout.total_seconds())
-        reduction = Reduction(group.connection)
+        seconds = 0.0
+        if timeout is not None and timeout > _UNLIMITED:
+            seconds = timeout.total_seconds()
         release_unheld()
         if _profiling():
-            return self._profiled(group, tensors, mean, seconds, reduction, in_background)
-        for tensor in tensors:
-            start(group, tensor, mean, reduction, seconds)
-        if in_background:
-            return AtpWork(reduction, tensors)
-        reduction.wait()
-        return AtpWork(reduction, tensors)
+            return self._profiled(group, tensors, mean, seconds, wait)
+        handle = self._start(group, tensors, mean, seconds)
+        if not wait:
+            return AtpWork(handle, tensors)
+        handle.wait()
+        return _ENDED
 
     @staticmethod
-    def _profiled(
-        group: Group, tensors: list[torch.Tensor], mean: bool, seconds: float, reduction: Reduction, in_background: bool
-    ) -> Any:
+    def _start(group: Group, tensors: list[torch.Tensor], mean: bool, seconds: float) -> Handle:
+        if len(tensors) == 1:
+            return start(group, tensors[0], mean, seconds)
+        return Reduction([start(group, tensor, mean, seconds) for tensor in tensors])
+
+    def _profiled(self, group: Group, tensors: list[torch.Tensor], mean: bool, seconds: float, wait: bool) -> Any:
         """As _reduce, seen by the profiler from the call to the end."""
         event = torch.autograd.profiler.record_function(f"{NAME}:all_reduce")
         event.__enter__()
         try:
-            for tensor in tensors:
-                start(group, tensor, mean, reduction, seconds)
-            work = AtpWork(reduction, tensors)
+            work = AtpWork(self._start(group, tensors, mean, seconds), tensors)
             event._call_end_callbacks_on_future(work.get_future())
         finally:
             event.__exit__(None, None, None)
-        if not in_background:
-            reduction.wait()
+        if wait:
+            work.wait()
         return work
 
     def _mean_by_gloo(self, tensors: list[torch.Tensor], timeout: timedelta | None) -> Any:

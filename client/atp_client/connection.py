@@ -38,9 +38,11 @@ PING_SECONDS = 10.0
 TICK_SECONDS = 0.25
 # Frames of small parts are sent together up to this size.
 SEND_BYTES = 1 << 13
+_SEND_FLAGS = int(socket.MSG_DONTWAIT) | int(socket.MSG_NOSIGNAL)
 EVERYTHING = select.POLLIN | select.POLLERR | select.POLLHUP
 
-_Part = tuple[Operation, int, int, "Segment | None", int]
+# Operation, first element, bytes, segment (None: no bytes) and offset in it, handle.
+_Part = tuple[Operation, int, int, "Segment | None", int, int]
 
 
 def _seconds(name: str, default: float) -> float:
@@ -107,12 +109,14 @@ class Connection:
         self._hung_up = False
         self.readers = Readers(self._read_once)
         self._lock = self.readers.lock
+        # Why this connection is of no more use; `broken` is for everybody to read.
         self._error: AtpError | None = None
-        self._handles = itertools.count()
+        self.broken: AtpError | None = None
+        self._next_handle = 0
         self._group_numbers = itertools.count(1)
         self._parts: dict[int, _Part] = {}
-        # Groups with live operations, and those of them that wait for room.
-        self._busy: dict[Group, None] = {}
+        # Groups with operations that are not submitted whole, and those of them that wait for room.
+        self._queued: dict[Group, None] = {}
         self._starved: dict[Group, None] = {}
         self._growing = False
         self._growth_refused = False
@@ -149,11 +153,6 @@ class Connection:
         """Shared memory that this process has."""
         return self._memory.total
 
-    @property
-    def broken(self) -> AtpError | None:
-        """Why this connection is of no more use, or None."""
-        return self._error
-
     def new_group_number(self) -> int:
         """A number that no other group of the epoch has."""
         return self.rank << 48 | self.welcome.session << 32 | next(self._group_numbers)
@@ -168,7 +167,7 @@ class Connection:
                 self._unsent += data
                 data = self._unsent
             try:
-                sent = self._socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                sent = self._socket.send(data, _SEND_FLAGS)
             except BlockingIOError:
                 sent = 0
             except OSError:
@@ -194,21 +193,31 @@ class Connection:
 
     # -- submitting
 
-    def admit(self, operation: Operation) -> None:
-        """Takes an operation in; with its group's lock held.
+    def launch(self, operation: Operation, now: float) -> None:
+        """Takes an operation in and submits what there is room for; with its group's lock held.
 
         Raises:
             AtpError: the group or the connection is broken.
         """
         group = operation.group
+        part: _Part | None = None
+        size = operation.count * operation.itemsize
         with self._lock:
             if self._error is not None:
                 raise again(self._error)
-            group.refuse()
-            if not self._busy:
-                self._last_heard = time.monotonic()
-            group.live[operation] = None
-            self._busy[group] = None
+            if group.error is not None or group.left:
+                group.refuse()
+            if not self._parts and not self._queued:
+                self._last_heard = now
+            if size <= PART_BYTES and operation.ready and not group.queue:
+                part = self._take(operation, 0, operation.count)
+            if part is None:
+                group.queue.append(operation)
+                self._queued[group] = None
+        if part is not None:
+            self._send(self._frame(part))
+        else:
+            self.advance(group)
 
     def pump(self, group: Group) -> None:
         """Submits what there is room for. Any thread may call it, one works; no wake-up is missed."""
@@ -222,79 +231,95 @@ class Connection:
     def advance(self, group: Group) -> None:
         """As `pump`, with the group's lock held."""
         group.wanted = False
+        queue = group.queue
         frames = bytearray()
-        while group.queue:
-            operation = group.queue[0]
-            if operation.done:
-                # After a failure the other parts need not go out.
-                group.queue.popleft()
-                continue
-            if not operation.ready:
-                break
-            frame = self._submit(operation)
-            if frame is None:
-                break
-            frames += frame
-            if operation.whole:
-                group.queue.popleft()
-            if len(frames) >= SEND_BYTES or not operation.whole:
-                self._send(frames)
-                frames = bytearray()
+        while queue:
+            operation = queue[0]
+            # After a failure the parts that are left need not go out.
+            if not operation.done:
+                if not operation.ready:
+                    break
+                part = self._next_part(operation)
+                if part is None:
+                    break
+                frames += self._frame(part)
+                if len(frames) >= SEND_BYTES or part[2] == PART_BYTES:
+                    self._send(frames)
+                    frames = bytearray()
+            if operation.whole or operation.done:
+                queue.popleft()
         if frames:
             self._send(frames)
-        if group.queue:
-            self._attend(group.queue[0])
+        if queue:
+            self._attend(queue[0])
+        else:
+            with self._lock:
+                if not queue:
+                    self._queued.pop(group, None)
 
-    def _submit(self, operation: Operation) -> bytes | None:
-        """Copies the next part in and returns its frame; None if there is no room for it now."""
-        group = operation.group
-        begin = operation.begun
-        count = min(operation.count - begin, PART_BYTES // operation.itemsize)
-        size = count * operation.itemsize
-        segment: Segment | None = None
-        offset = grow = 0
+    def _next_part(self, operation: Operation) -> _Part | None:
+        """The next part, registered; None if it may have no room now (more is asked for if that helps)."""
+        grow = 0
         with self._lock:
-            keep = operation.keep
-            if operation.done:
-                return b""
-            if size:
-                first = group.outstanding == 0
-                room = self._memory.take(size, first)
-                if room is None:
-                    self._starved[group] = None
-                    if not self._growing and (first or not self._growth_refused):
-                        grow = self._memory.growth(size, first)
-                        self._growing = grow > 0
-                else:
-                    segment, offset = room
-            if segment is not None or not size:
-                handle = next(self._handles)
-                self._parts[handle] = (operation, begin * operation.itemsize, size, segment, offset)
-                operation.outstanding += 1
-                group.outstanding += 1
-                operation.begun = begin + count
-                operation.whole = operation.begun == operation.count
+            begin = operation.begun
+            count = min(operation.count - begin, PART_BYTES // operation.itemsize)
+            part = self._take(operation, begin, count)
+            if part is not None:
                 if operation.whole and operation.unattended and operation.callbacks is None:
                     operation.unattended = False
                     self.readers.attended()
-        if size and segment is None:
-            if grow:
-                self._send(framing.encode({"type": "grow", "bytes": grow}))
-            return None
+            else:
+                group, first = operation.group, operation.group.outstanding == 0
+                self._starved[group] = None
+                if not self._growing and (first or not self._growth_refused):
+                    grow = self._memory.growth(count * operation.itemsize, first)
+                    self._growing = grow > 0
+        if grow:
+            self._send(framing.encode({"type": "grow", "bytes": grow}))
+        return part
+
+    def _take(self, operation: Operation, begin: int, count: int) -> _Part | None:
+        """A part with room of its own, registered; None if it may have none. With the lock held."""
+        group = operation.group
+        size = count * operation.itemsize
+        segment, offset = None, 0
+        if size:
+            room = self._memory.take(size, group.outstanding == 0)
+            if room is None:
+                return None
+            segment, offset = room
+        handle = self._next_handle
+        self._next_handle = handle + 1
+        part = (operation, begin, size, segment, offset, handle)
+        self._parts[handle] = part
+        operation.outstanding += 1
+        group.outstanding += 1
+        operation.begun = end = begin + count
+        operation.whole = end == operation.count
+        return part
+
+    @staticmethod
+    def _frame(part: _Part) -> bytes:
+        """Copies a part in and returns the frame that submits it."""
+        operation, begin, size, segment, offset, handle = part
+        index = 0
         if segment is not None:
-            copy(segment.base + offset, operation.address + begin * operation.itemsize, size)
-        del keep  # owned the memory until here, whatever became of the operation
+            keep = operation.keep
+            # Nobody holds the memory of an operation that has ended.
+            if keep is not None:
+                copy(segment.base + offset, operation.address + begin * operation.itemsize, size)
+            index = segment.index
         return framing.submit(
             operation.dtype,
-            1 if operation.mean else 0,
-            0 if segment is None else segment.index,
+            operation.mean,
+            index,
             handle,
-            group.number,
+            operation.group.number,
             operation.number,
             operation.count,
             begin,
             offset,
-            count,
+            size // operation.itemsize,
         )
 
     def attend(self, operation: Operation) -> None:
@@ -399,35 +424,38 @@ class Connection:
 
     def _retire(self, done: list[int]) -> None:
         """Copies results out and gives their room back."""
-        parts = []
+        parts = self._parts
         for handle in done:
-            part = self._parts.get(handle)
+            part = parts.get(handle)
             if part is not None:
-                operation, begin, size, segment, offset = part
+                operation, begin, size, segment, offset, _ = part
                 if segment is not None and not operation.done:
-                    copy(operation.address + begin, segment.base + offset, size)
-                parts.append((handle, operation))
+                    copy(operation.address + begin * operation.itemsize, segment.base + offset, size)
         with self._lock:
-            for handle, operation in parts:
-                self._forget(handle)
-                if operation.outstanding == 0 and operation.whole and not operation.done:
-                    self._end(operation, None)
+            for handle in done:
+                ended = self._forget(handle)
+                if ended is not None:
+                    self._end(ended, None)
             starved = list(self._starved) if self._starved else ()
         for group in starved:
             self._feed(group)
 
-    def _forget(self, handle: int) -> None:
-        """The sidecar will not touch the part's memory any more. With the lock held."""
+    def _forget(self, handle: int) -> Operation | None:
+        """The sidecar will not touch a part's memory any more; its operation if that was the last. With the lock."""
         part = self._parts.pop(handle, None)
         if part is None:
-            return
-        operation, _, _, segment, offset = part
+            return None
+        operation, _, size, segment, offset, _ = part
         if segment is not None:
-            self._memory.give(segment, offset)
+            self._memory.give(segment, offset, size)
         operation.group.outstanding -= 1
         operation.outstanding -= 1
-        if operation.done and operation.outstanding == 0:
+        if operation.outstanding:
+            return None
+        if operation.done:
             operation.keep = None
+            return None
+        return operation if operation.whole else None
 
     def _feed(self, group: Group) -> None:
         with self._lock:
@@ -437,19 +465,30 @@ class Connection:
     def _end(self, operation: Operation, error: AtpError | None) -> None:
         """It has ended. With the lock held."""
         operation.error = error
-        self.readers.done(operation)
+        operation.done = True
         if operation.outstanding == 0:
             operation.keep = None
-        group = operation.group
-        group.live.pop(operation, None)
-        if not group.live:
-            self._busy.pop(group, None)
+        if operation.waiters is not None:
+            self.readers.wake(operation)
         if operation.unattended:
             operation.unattended = False
             self.readers.attended()
         if operation.callbacks is not None:
             self.readers.call(operation.callbacks)
             operation.callbacks = None
+
+    def _live(self) -> dict[Operation, None]:
+        """Operations that have not ended, in order of submission. With the lock held."""
+        live = {part[0]: None for part in self._parts.values()}
+        for group in self._queued:
+            live.update(dict.fromkeys(group.queue))
+        return {operation: None for operation in live if not operation.done}
+
+    def _answered(self, question: Question) -> None:
+        """With the lock held."""
+        question.done = True
+        if question.waiters is not None:
+            self.readers.wake(question)
 
     def _act(self, message: dict[str, Any]) -> None:
         kind = message["type"]
@@ -465,7 +504,7 @@ class Connection:
                 if question is not None:
                     message.pop("type")
                     question.answer = message
-                    self.readers.done(question)
+                    self._answered(question)
         elif kind == "warning":
             text = str(message.get("text"))
             if text not in self._warned:
@@ -480,9 +519,9 @@ class Connection:
         operation = part[0]
         error = from_code(str(message.get("code")), str(message.get("message")))
         with self._lock:
-            self._forget(handle)
             if not operation.done:
                 self._end(operation, error)
+            self._forget(handle)
         if message.get("broken"):
             self._break(operation.group, error)
         else:
@@ -511,13 +550,13 @@ class Connection:
     def _tick(self, now: float) -> None:
         """Time-outs, and whether the sidecar lives."""
         with self._lock:
-            late = [operation for group in self._busy for operation in group.live if now >= operation.deadline]
-            questions = [question for question in self._questions if now >= question.deadline]
-            for question in questions:
-                # Its place stays: the answer may come.
-                question.error = SidecarLostError("the ATP sidecar did not answer a question for its metrics in time")
-                self.readers.done(question)
-            busy = bool(self._busy or self._questions)
+            late = [operation for operation in self._live() if now >= operation.deadline]
+            for question in self._questions:
+                if now >= question.deadline and not question.done:
+                    # Its place stays: the answer may come.
+                    question.error = SidecarLostError("the ATP sidecar did not answer a question in time")
+                    self._answered(question)
+            busy = bool(self._parts or self._queued or self._questions)
         for operation in late:
             if not operation.done:
                 self._expire(operation)
@@ -554,8 +593,9 @@ class Connection:
             if group.error is not None:
                 return False
             group.error = error
-            for operation in list(group.live):
-                self._end(operation, error)
+            for operation in self._live():
+                if operation.group is group:
+                    self._end(operation, error)
             self._starved[group] = None  # so that its queue is emptied
         self._feed(group)
         self.readers.look_after()
@@ -578,15 +618,15 @@ class Connection:
         with self._lock:
             if self._error is not None:
                 return
-            self._error = error
+            self._error = self.broken = error
+            live = self._live()
             self._parts.clear()
-            for group in list(self._busy):
-                for operation in list(group.live):
-                    operation.outstanding = 0
-                    self._end(operation, error)
+            for operation in live:
+                operation.outstanding = 0
+                self._end(operation, error)
             for question in self._questions:
                 question.error = error
-                self.readers.done(question)
+                self._answered(question)
             self._questions.clear()
             self._starved.clear()
             self.readers.end()
@@ -606,7 +646,7 @@ class Connection:
         with self._lock:
             if self._error is not None:
                 raise again(self._error)
-            if not self._busy:
+            if not self._parts and not self._queued:
                 self._last_heard = time.monotonic()
             self._questions.append(question)
         self._send(framing.encode({"type": "stats"}))
@@ -617,7 +657,7 @@ class Connection:
 
     def forget(self) -> None:
         """In a child process after a fork: the connection stays the parent's."""
-        self._error = UsageError(
+        self._error = self.broken = UsageError(
             "this process group was made before a fork, and its connection to the ATP sidecar is the parent's"
         )
 

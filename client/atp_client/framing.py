@@ -19,9 +19,11 @@ _JSON = ord("{")
 _LENGTH = struct.Struct(">I")
 _HANDLE = struct.Struct("<Q")
 _DONE_HEAD_BYTES = 8
+_DONTWAIT = int(socket.MSG_DONTWAIT)
 # Length (always 64), type 1, dtype, kind, 0, segment, op, group, number, total, begin, offset, count.
 _SUBMIT = struct.Struct("<4s4BI6QI4x")
 _SUBMIT_LENGTH = _LENGTH.pack(_SUBMIT.size - _LENGTH.size)
+_pack = _SUBMIT.pack
 
 
 def submit(
@@ -37,7 +39,7 @@ def submit(
     count: int,
 ) -> bytes:
     """The frame that submits one part: `count` elements from `begin` of `total`, at byte `offset` of the segment."""
-    return _SUBMIT.pack(_SUBMIT_LENGTH, 1, dtype, kind, 0, segment, handle, group, number, total, begin, offset, count)
+    return _pack(_SUBMIT_LENGTH, 1, dtype, kind, 0, segment, handle, group, number, total, begin, offset, count)
 
 
 def encode(message: dict[str, Any]) -> bytes:
@@ -73,7 +75,7 @@ class FrameReader:
         """
         if self._end == len(self._buffer):
             self._make_room()
-        count = source.recv_into(self._view[self._end :], 0, socket.MSG_DONTWAIT)
+        count = source.recv_into(self._view[self._end :], 0, _DONTWAIT)
         self._end += count
         return count > 0
 

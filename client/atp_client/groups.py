@@ -35,21 +35,14 @@ class Group:
         self.lock = threading.Lock()
         # A thread that found the lock taken wants the holder to look again.
         self.wanted = False
+        # Operations that are not submitted whole.
         self.queue: deque[Operation] = deque()
-        self.live: dict[Operation, None] = {}
+        # Parts without an answer.
         self.outstanding = 0
         self._next = 0
 
     def start(
-        self,
-        address: int,
-        count: int,
-        itemsize: int,
-        dtype: int,
-        mean: bool,
-        keep: Any,
-        ready: bool = True,
-        seconds: float = 0.0,
+        self, address: int, count: int, itemsize: int, dtype: int, mean: int, keep: Any, seconds: float = 0.0
     ) -> Operation:
         """Starts an all-reduce in place and returns at once.
 
@@ -58,35 +51,46 @@ class Group:
             count: elements, also 0.
             itemsize: bytes of one.
             dtype: code of the session protocol.
-            mean: the mean over the ranks, not the sum.
+            mean: 1 for the mean over the ranks, 0 for the sum.
             keep: owns the memory; kept until nobody reads or writes it any more.
-            ready: False if the values are still on their way; `set_ready` later.
             seconds: time-out of this operation, if above 0.
 
         Raises:
             AtpError: the group, or the connection, is broken.
         """
-        deadline = time.monotonic() + (seconds or self.seconds)
-        if self.connection.broken is not None:
-            raise again(self.connection.broken)
+        return self._start(address, count, itemsize, dtype, mean, keep, seconds, True)
+
+    def prepare(self, address: int, count: int, itemsize: int, dtype: int, mean: int, keep: Any, seconds: float) -> Any:
+        """As `start`, for memory that gets its values later; then `set_ready`."""
+        return self._start(address, count, itemsize, dtype, mean, keep, seconds, False)
+
+    def _start(
+        self, address: int, count: int, itemsize: int, dtype: int, mean: int, keep: Any, seconds: float, ready: bool
+    ) -> Operation:
+        now = time.monotonic()
+        connection = self.connection
+        if connection.broken is not None:
+            raise again(connection.broken)
         with self.lock:
-            operation = Operation(self, self._next, address, count, itemsize, dtype, mean, keep, deadline, ready)
-            self.connection.admit(operation)
+            operation = Operation(
+                self, self._next, address, count, itemsize, dtype, mean, keep, now + (seconds or self.seconds)
+            )
+            if not ready:
+                operation.ready = False
+            connection.launch(operation, now)
             self._next += 1
-            self.queue.append(operation)
-            self.connection.advance(self)
         if self.wanted:
-            self.connection.pump(self)
-        self.connection.readers.look_after()
+            connection.pump(self)
+        connection.readers.look_after()
         return operation
 
     def set_ready(self, operation: Operation) -> None:
-        """The values of an operation that was not ready are in its memory now."""
+        """The values of a prepared operation are in its memory now."""
         operation.ready = True
         self.connection.pump(self)
 
     def refuse(self) -> None:
-        """Raises if no operation can succeed any more."""
+        """Raises why no operation can succeed any more, if so."""
         if self.left:
             raise UsageError("the process group was destroyed")
         if self.error is not None:

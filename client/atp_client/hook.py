@@ -17,7 +17,7 @@ from atp_client.connection import connect
 from atp_client.errors import UsageError
 from atp_client.groups import Group
 from atp_client.rendezvous import agree
-from atp_client.tensors import Reduction, divide, start, supported
+from atp_client.tensors import divide, start, supported
 from atp_client.work import future_of, release_unheld
 
 _DEFAULT_SECONDS = 1800.0
@@ -81,8 +81,8 @@ def _group_of(state: Any) -> Group:
         if connection.world_size != size:
             raise UsageError(
                 f"the process group has {size} ranks, but job {connection.job} has {connection.world_size} workers: "
-                "ATP averages over one process per worker pod, so use this hook on a model whose process group has them "
-                "all"
+                "ATP averages over one process per worker pod, so use this hook on a model whose process group has "
+                "them all"
             )
         seconds = _seconds(group)
         connection, number = agree(dist.PrefixStore("atp/hook", _store(group)), dist.get_rank(state), size, seconds)
@@ -114,7 +114,5 @@ def allreduce_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[
         return _mean_by_group(tensor, state)
     group = _group_of(state)
     release_unheld()
-    reduction = Reduction(group.connection)
-    start(group, tensor, True, reduction)
-    future: torch.futures.Future[torch.Tensor] = future_of(reduction, lambda: tensor, [tensor])
+    future: torch.futures.Future[torch.Tensor] = future_of(start(group, tensor, True), lambda: tensor, [tensor])
     return future

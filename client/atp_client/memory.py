@@ -18,6 +18,8 @@ from atp_client.errors import SidecarLostError
 
 # Holding the interpreter's lock is cheaper than giving it away for a small copy.
 _SMALL_BYTES = 1 << 14
+# Larger rooms are always given back to their segment.
+_SPARE_BYTES = 1 << 12
 
 
 def _memmove(library: Any) -> Any:
@@ -69,6 +71,10 @@ class Memory:
         self.total = 0
         self.free = 0
         self._segments: list[Segment] = []
+        # Small rooms that were given back, by size, for the next of that size: taking one is most of what a small
+        # tensor costs.
+        self._spare: dict[int, list[tuple[Segment, int]]] = {}
+        self._spare_bytes = 0
 
     def add(self, segment: Segment) -> None:
         """Takes a segment into use."""
@@ -83,20 +89,47 @@ class Memory:
             size: bytes.
             first: its group has no other part outstanding.
         """
+        size = (size + 63) & -64
+        spare = self._spare.get(size)
+        if spare:
+            self._spare_bytes -= size
+            return spare.pop()
         if not first and 2 * (self.free - size) < self.total:
             return None
+        room = self._allocate(size)
+        if room is None and self._spare_bytes:
+            self._merge()
+            room = self._allocate(size)
+        return room
+
+    def _allocate(self, size: int) -> tuple[Segment, int] | None:
         for segment in self._segments:
             offset = segment.arena.allocate(size)
             if offset is not None:
-                self.free -= -(-size // 64) * 64
+                self.free -= size
                 return segment, offset
         return None
 
-    def give(self, segment: Segment, offset: int) -> None:
-        """Gives a part's room back."""
-        before = segment.arena.free
+    def _merge(self) -> None:
+        for size, rooms in self._spare.items():
+            for segment, offset in rooms:
+                segment.arena.release(offset)
+                self.free += size
+        self._spare.clear()
+        self._spare_bytes = 0
+
+    def give(self, segment: Segment, offset: int, size: int) -> None:
+        """Gives a part's room of `size` bytes back."""
+        size = (size + 63) & -64
+        if size <= _SPARE_BYTES and 16 * (self._spare_bytes + size) <= self.total:
+            rooms = self._spare.get(size)
+            if rooms is None:
+                rooms = self._spare[size] = []
+            rooms.append((segment, offset))
+            self._spare_bytes += size
+            return
         segment.arena.release(offset)
-        self.free += segment.arena.free - before
+        self.free += size
 
     def growth(self, size: int, first: bool) -> int:
         """Bytes of a segment to ask for when a part of `size` bytes got no room; 0: it waits for room instead."""

@@ -14,41 +14,33 @@ if TYPE_CHECKING:
 
 
 class Operation:
-    """An all-reduce of one tensor, in place.
+    """An all-reduce of contiguous memory, in place. See `Handle` in tensors.py for what callers see of it.
 
     Args:
         group: that it is an operation of.
         number: of the operation in the group.
-        address: of the first element of contiguous memory.
+        address: of the first element.
         count: elements.
         itemsize: bytes of an element.
         dtype: code of the session protocol.
-        mean: the mean instead of the sum.
+        mean: 1 for the mean, 0 for the sum.
         keep: whatever owns the memory; let go of at the end.
         deadline: monotonic time after which it fails.
-        ready: the memory has the values already.
     """
 
-    __slots__ = (
-        "address",
-        "begun",
-        "callbacks",
-        "count",
-        "deadline",
-        "done",
-        "dtype",
-        "error",
-        "group",
-        "itemsize",
-        "keep",
-        "mean",
-        "number",
-        "outstanding",
-        "ready",
-        "unattended",
-        "waiters",
-        "whole",
-    )
+    # The memory has the values already.
+    ready = True
+    # The first `begun` elements are submitted, as parts of which `outstanding` have no answer; whole: that is all.
+    begun = 0
+    outstanding = 0
+    whole = False
+    done = False
+    error: AtpError | None = None
+    callbacks: list[Callable[[], None]] | None = None
+    waiters: list[threading.Lock] | None = None
+    # A thread of the connection's own has to look after it, because nobody may be waiting.
+    unattended = False
+    streams: tuple[Any, ...] = ()
 
     def __init__(
         self,
@@ -58,10 +50,9 @@ class Operation:
         count: int,
         itemsize: int,
         dtype: int,
-        mean: bool,
+        mean: int,
         keep: Any,
         deadline: float,
-        ready: bool,
     ) -> None:
         self.group = group
         self.number = number
@@ -72,23 +63,35 @@ class Operation:
         self.mean = mean
         self.keep = keep
         self.deadline = deadline
-        self.ready = ready
-        # The first `begun` elements are submitted, as parts of which `outstanding` have no answer; whole: that is all.
-        self.begun = 0
-        self.outstanding = 0
-        self.whole = False
-        self.done = False
-        self.error: AtpError | None = None
-        self.callbacks: list[Callable[[], None]] | None = None
-        self.waiters: list[threading.Lock] | None = None
-        # A thread of the connection's own has to look after it, because nobody may be waiting.
-        self.unattended = False
+
+    @property
+    def completed(self) -> bool:
+        """Whether it has ended."""
+        return self.done
+
+    def failure(self) -> AtpError | None:
+        """The error that it has ended with."""
+        return self.error
+
+    def wait(self, seconds: float = 0.0) -> None:
+        """Blocks until it has ended; `seconds`: a time-out shorter than the group's, if above 0.
+
+        Raises:
+            AtpError: it failed.
+        """
+        self.group.connection.wait(self, seconds)
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Has `callback()` called once, from any thread, when it has ended."""
+        self.group.connection.when_done(self, callback)
+
+    def attend(self) -> None:
+        """Has it go on although nobody waits."""
+        self.group.connection.attend(self)
 
 
 class Question:
     """A question to the sidecar, which is waited for as an operation is."""
-
-    __slots__ = ("answer", "deadline", "done", "error", "waiters")
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline

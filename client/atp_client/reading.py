@@ -81,15 +81,13 @@ class Readers:
                 if thing.waiters is not None:
                     thing.waiters.remove(gate)
 
-    def done(self, thing: Any) -> None:
-        """Marks it and wakes who waits for it. With the lock held."""
-        thing.done = True
-        if thing.waiters is not None:
-            for gate in thing.waiters:
-                if gate in self._followers:
-                    self._followers.remove(gate)
-                    gate.release()
-            thing.waiters = None
+    def wake(self, thing: Any) -> None:
+        """Wakes who waits for a thing that is done and has waiters. With the lock held."""
+        for gate in thing.waiters:
+            if gate in self._followers:
+                self._followers.remove(gate)
+                gate.release()
+        thing.waiters = None
 
     def _pass_on(self, own_callbacks: bool) -> None:
         """Lets somebody else lead if there is need; `own_callbacks`: this thread is one that runs them."""

@@ -5,78 +5,35 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 
-from atp_client.connection import Connection
 from atp_client.errors import AtpError, UsageError, again
 from atp_client.groups import Group
-from atp_client.operation import Operation
 
-# Codes of the session protocol.
-DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int32: 3}
-_ITEM_BYTES = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2, torch.int32: 4}
+# Code of the session protocol, and bytes of an element.
+DTYPES = {torch.float32: (0, 4), torch.float16: (1, 2), torch.bfloat16: (2, 2), torch.int32: (3, 4)}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-# What says that this is a tensor of a torch.func transform, without memory of its own.
-_is_wrapped: Callable[[torch.Tensor], bool] = getattr(
-    getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda _: False
-)
 
 _streams: dict[Any, Any] = {}
 _lock = threading.Lock()
 
 
-def supported(tensor: torch.Tensor) -> bool:
-    """Whether ATP can sum it: a dense CPU or CUDA tensor of float32, float16, bfloat16 or int32, and no subclass."""
-    return (
-        tensor.dtype in DTYPES
-        and type(tensor) in _PLAIN
-        and tensor.layout is torch.strided
-        and (tensor.is_cpu or tensor.is_cuda)
-        and not _is_wrapped(tensor)
-    )
-
-
-class Reduction:
-    """All-reduces that have been started together; when `wait` returns, the tensors hold the results.
-
-    A tensor that is not plain memory of the CPU needs something done afterwards. Whoever waits first does it, or a
-    thread of the connection's own if somebody asked for `when_done`.
-    """
-
-    __slots__ = ("_finish", "_lock", "connection", "error", "operations", "streams")
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.operations: list[Operation] = []
-        self.error: AtpError | None = None
-        self._finish: list[Callable[[], None]] | None = None
-        self._lock: threading.Lock | None = None
-        # CUDA streams that write the results.
-        self.streams: list[Any] = []
-
-    def then(self, finish: Callable[[], None]) -> None:
-        """Something to do after all operations have succeeded, once."""
-        if self._finish is None:
-            self._finish = []
-            self._lock = threading.Lock()
-        self._finish.append(finish)
+class Handle(Protocol):
+    """All-reduces that have been started; when `wait` returns, the tensors hold the results."""
 
     @property
     def completed(self) -> bool:
-        """Whether all operations have ended."""
-        return all(operation.done for operation in self.operations)
+        """Whether all have ended."""
+
+    @property
+    def streams(self) -> Sequence[Any]:
+        """CUDA streams that write the results."""
 
     def failure(self) -> AtpError | None:
-        """The error of an operation that has ended with one."""
-        if self.error is None:
-            for operation in self.operations:
-                if operation.error is not None:
-                    self.error = operation.error
-                    break
-        return self.error
+        """The error of one that has ended with an error."""
 
     def wait(self, seconds: float = 0.0) -> None:
         """Blocks until the tensors hold the results (a CUDA tensor: until the current stream may use it).
@@ -87,90 +44,134 @@ class Reduction:
         Raises:
             AtpError: one of them failed.
         """
-        for operation in self.operations:
-            self.connection.wait(operation, seconds)
-        if self._lock is not None:
-            self.settle()
-            if self.error is not None:
-                raise again(self.error)
-            for stream in self.streams:
-                torch.cuda.current_stream(stream.device).wait_stream(stream)
-
-    def settle(self) -> None:
-        """Does what is to be done afterwards, if it is not done. All operations must have ended."""
-        if self._lock is None or self.failure() is not None:
-            return
-        with self._lock:
-            finish, self._finish = self._finish or [], []
-            for each in finish:
-                try:
-                    with torch.no_grad():
-                        each()
-                except Exception as error:
-                    self.error = UsageError(f"the result of an all-reduce cannot be written to its tensor: {error}")
-
-    def attend(self) -> None:
-        """Has it go on although nobody waits."""
-        for operation in self.operations:
-            if not operation.done:
-                self.connection.attend(operation)
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Has `callback()` called once, from any thread, when the tensors hold the results or it has failed."""
-        left = len(self.operations)
-        lock = threading.Lock()
+        """Has `callback()` called once, from any thread, when the tensors hold the results or one has failed."""
+
+    def attend(self) -> None:
+        """Has them go on although nobody waits."""
+
+
+def supported(tensor: torch.Tensor) -> bool:
+    """Whether ATP can sum it: a dense CPU or CUDA tensor of float32, float16, bfloat16 or int32, and no subclass."""
+    return (
+        tensor.dtype in DTYPES
+        and type(tensor) in _PLAIN
+        and tensor.layout is torch.strided
+        and (tensor.is_cpu or tensor.is_cuda)
+    )
+
+
+class Reduction:
+    """A Handle of several operations, or of one with something to do afterwards.
+
+    Whoever waits first does it, or a thread of the connection's own if somebody asked for `when_done`.
+
+    Args:
+        parts: what is waited for.
+        finish: what to do after all have succeeded, once.
+        streams: CUDA streams that `finish` uses.
+    """
+
+    def __init__(
+        self, parts: Sequence[Handle], finish: Callable[[], None] | None = None, streams: Sequence[Any] = ()
+    ) -> None:
+        self._parts = parts
+        self._finish = finish
+        self._lock = threading.Lock()
+        self._error: AtpError | None = None
+        self.streams: list[Any] = [*streams, *(stream for part in parts for stream in part.streams)]
+
+    @property
+    def completed(self) -> bool:
+        """See Handle."""
+        return all(part.completed for part in self._parts)
+
+    def failure(self) -> AtpError | None:
+        """See Handle."""
+        if self._error is None:
+            errors = [part.failure() for part in self._parts]
+            self._error = next((error for error in errors if error is not None), None)
+        return self._error
+
+    def wait(self, seconds: float = 0.0) -> None:
+        """See Handle."""
+        for part in self._parts:
+            part.wait(seconds)
+        self._settle()
+        if self._error is not None:
+            raise again(self._error)
+        for stream in self.streams:
+            torch.cuda.current_stream(stream.device).wait_stream(stream)
+
+    def _settle(self) -> None:
+        """Does what is to be done afterwards, if it is not done. All parts must have ended."""
+        if self._finish is None or self.failure() is not None:
+            return
+        with self._lock:
+            finish, self._finish = self._finish, None
+            if finish is not None:
+                try:
+                    with torch.no_grad():
+                        finish()
+                except Exception as error:
+                    self._error = UsageError(f"the result of an all-reduce cannot be written to its tensor: {error}")
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """See Handle."""
+        left = len(self._parts)
 
         def one() -> None:
             nonlocal left
-            with lock:
+            with self._lock:
                 left -= 1
                 last = left == 0
             if last:
-                try:
-                    self.settle()
-                finally:
-                    callback()
+                self._settle()
+                callback()
 
-        if not left:
-            callback()
-        for operation in self.operations:
-            self.connection.when_done(operation, one)
+        for part in self._parts:
+            part.when_done(one)
+
+    def attend(self) -> None:
+        """See Handle."""
+        for part in self._parts:
+            part.attend()
 
 
-def start(group: Group, tensor: torch.Tensor, mean: bool, reduction: Reduction, seconds: float = 0.0) -> None:
-    """Starts an all-reduce in place and adds it to `reduction`.
+def start(group: Group, tensor: torch.Tensor, mean: bool, seconds: float = 0.0) -> Handle:
+    """Starts an all-reduce in place.
 
     Args:
         group: of all workers.
         tensor: a `supported` one of any shape, also empty, not contiguous or expanded.
         mean: over the ranks, not the sum; integers are divided as C does, towards zero.
-        reduction: to add it to.
         seconds: time-out, if not the group's.
 
     Raises:
-        AtpError: the group is broken, or the tensor's memory cannot be used.
+        AtpError: the group is broken, or the tensor has no memory.
     """
-    dtype = tensor.dtype
-    if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
-        count = tensor.numel()
-        address = tensor.data_ptr()
-        if address == 0 and count:
-            raise UsageError("the tensor has no memory (its storage was resized to 0)")
-        integers = mean and dtype is torch.int32
-        operation = group.start(
-            address, count, _ITEM_BYTES[dtype], DTYPES[dtype], mean and not integers, tensor, True, seconds
-        )
-        reduction.operations.append(operation)
-        if integers:
-            size = group.connection.world_size
-            reduction.then(lambda: divide(tensor.detach(), size))
-    elif tensor.is_cpu:
+    if not tensor.is_cpu:
+        return _start_cuda(group, tensor.detach(), mean, seconds)
+    if not tensor.is_contiguous() or tensor.is_neg():
         target = tensor.detach()
         host = target.clone(memory_format=torch.contiguous_format).resolve_neg()
-        start(group, host, mean, reduction, seconds)
-        reduction.then(lambda: write(target, host))
-    else:
-        _start_cuda(group, tensor.detach(), mean, reduction, seconds)
+        return Reduction([start(group, host, mean, seconds)], lambda: write(target, host))
+    dtype = tensor.dtype
+    code, itemsize = DTYPES[dtype]
+    count = tensor.numel()
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError as error:
+        raise UsageError(f"the tensor has no memory of its own: {error}") from error
+    if address == 0 and count:
+        raise UsageError("the tensor has no memory (its storage was resized to 0)")
+    if not mean:
+        return group.start(address, count, itemsize, code, 0, tensor, seconds)
+    if dtype is not torch.int32:
+        return group.start(address, count, itemsize, code, 1, tensor, seconds)
+    total = group.start(address, count, itemsize, code, 0, tensor, seconds)
+    return Reduction([total], lambda: divide(tensor.detach(), group.connection.world_size))
 
 
 def divide(tensor: torch.Tensor, size: int) -> None:
@@ -239,7 +240,7 @@ def _stage(item: Callable[[], None]) -> None:
     _stager.put(item)
 
 
-def _start_cuda(group: Group, target: torch.Tensor, mean: bool, reduction: Reduction, seconds: float) -> None:
+def _start_cuda(group: Group, target: torch.Tensor, mean: bool, seconds: float) -> Handle:
     stream = _side_stream(target.device)
     stream.wait_stream(torch.cuda.current_stream(target.device))
     with torch.cuda.stream(stream):
@@ -250,17 +251,9 @@ def _start_cuda(group: Group, target: torch.Tensor, mean: bool, reduction: Reduc
         copied = torch.cuda.Event()
         copied.record(stream)
     integers = mean and not target.is_floating_point()
-    operation = group.start(
-        host.data_ptr(),
-        host.numel(),
-        _ITEM_BYTES[host.dtype],
-        DTYPES[host.dtype],
-        mean and not integers,
-        host,
-        False,
-        seconds,
-    )
-    reduction.operations.append(operation)
+    code, itemsize = DTYPES[host.dtype]
+    kind = int(mean and not integers)
+    operation = group.prepare(host.data_ptr(), host.numel(), itemsize, code, kind, host, seconds)
 
     def ready() -> None:
         try:
@@ -277,5 +270,4 @@ def _start_cuda(group: Group, target: torch.Tensor, mean: bool, reduction: Reduc
             target.copy_(host, non_blocking=True)
 
     _stage(ready)
-    reduction.then(finish)
-    reduction.streams.append(stream)
+    return Reduction([operation], finish, [stream])

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from atp_client.tensors import Reduction, divide
+from atp_client.tensors import Handle, divide
 
 _Base: Any = dist._Work if hasattr(dist, "_Work") else dist.Work
 _UNLIMITED = timedelta(0)
@@ -93,7 +93,7 @@ class AtpWork(Work):
         tensors: what they are of.
     """
 
-    def __init__(self, reduction: Reduction, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, reduction: Handle, tensors: list[torch.Tensor]) -> None:
         super().__init__()
         self._reduction = reduction
         self._tensors = tensors
@@ -143,7 +143,7 @@ class AtpWork(Work):
         return self._tensors
 
 
-def future_of(reduction: Reduction, value: Callable[[], Any], tensors: list[torch.Tensor]) -> Any:
+def future_of(reduction: Handle, value: Callable[[], Any], tensors: list[torch.Tensor]) -> Any:
     """A Future of `value()`, complete when the reduction is.
 
     Args:
