@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import errno
 import socket
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -96,20 +97,20 @@ class Handshake:
 
     async def _wait(self) -> bool:
         """Until the gate opens (False) or the client says something or leaves (True)."""
-        said = self._loop.create_future()
-        self._loop.add_reader(self.connection, lambda: said.done() or said.set_result(None))
-        try:
-            next_notice = self._loop.time()
-            while self._gate.clients is None and not said.done():
-                if self._loop.time() >= next_notice:
-                    self._loop.remove_reader(self.connection)
-                    await self.send({"type": "waiting", "reason": self._gate.reason})
-                    self._loop.add_reader(self.connection, lambda: said.done() or said.set_result(None))
-                    next_notice = self._loop.time() + WAITING_SECONDS
-                await asyncio.wait({said}, timeout=OPEN_POLL_SECONDS)
-            return said.done()
-        finally:
-            self._loop.remove_reader(self.connection)
+        said = asyncio.Event()
+        next_notice = self._loop.time()
+        while self._gate.clients is None and not said.is_set():
+            if self._loop.time() >= next_notice:
+                await self.send({"type": "waiting", "reason": self._gate.reason})
+                next_notice = self._loop.time() + WAITING_SECONDS
+            self._loop.add_reader(self.connection, said.set)
+            try:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(OPEN_POLL_SECONDS):
+                        await said.wait()
+            finally:
+                self._loop.remove_reader(self.connection)
+        return said.is_set()
 
     async def fatal(self, code: str, message: str) -> None:
         """Tells the client why the connection ends, and waits until it has read it."""
@@ -176,7 +177,7 @@ class SocketServer:
         self._path.chmod(0o666)
         self._start(self._accept(listener))
 
-    def _start(self, work: "asyncio.Coroutine[Any, Any, None]") -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

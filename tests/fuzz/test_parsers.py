@@ -7,6 +7,7 @@ ATP_FUZZ_EXAMPLES is the number of examples of each test (100 in the quick run).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -36,8 +37,9 @@ from atp_transport import ParameterServer
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "sidecar"))
 
-from atp_harness import SidecarThread, assignment, sidecar_threads  # noqa: E402
-from raw_client import RawClient  # noqa: E402
+from atp_harness import Job as Sidecars  # noqa: E402
+from atp_harness import SidecarProcess, assignment  # noqa: E402
+from raw_client import GROUP, SUBMIT, VERSION, RawClient  # noqa: E402
 
 EXAMPLES = int(os.environ.get("ATP_FUZZ_EXAMPLES", "100"))
 fuzz = settings(
@@ -109,33 +111,61 @@ def test_a_stream_is_messages_an_end_or_an_error(bodies: list[bytes], rest: byte
     asyncio.run(read())
 
 
+HELLO: dict[str, Any] = {"type": "hello", "version": VERSION, "pid": 7, "client": "fuzz"}
 MESSAGES: list[dict[str, Any]] = [
-    {"type": "submit", "op": 1, "kind": "sum", "dtype": "float32", "offset": 0, "count": 4},
-    {"type": "submit", "op": 2, "kind": "mean", "dtype": "float32", "offset": 64, "count": 0},
-    {"type": "resize", "bytes": 1 << 20},
+    {"type": "grow", "bytes": 4096},
+    {"type": "abort", "group": 5, "code": "Timeout", "reason": "late"},
+    {"type": "leave", "group": 5},
+    {"type": "ping"},
     {"type": "stats"},
     {"type": "bye"},
-    {"type": "hello", "version": 1, "pid": 7, "client": "fuzz"},
+    HELLO,
+]
+# type, dtype, kind, zero, segment, op, group, number, total, begin, offset, count
+SUBMITS = [
+    [1, 0, 0, 0, 0, 1, 5, 0, 4, 0, 0, 4],
+    [1, 1, 1, 0, 0, 2, 5, 1, 100, 0, 64, 100],
+    [1, 3, 0, 0, 1, 3, 6, 0, 0, 0, 0, 0],
 ]
 
 
 @pytest.fixture(scope="module")
-def sidecar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SidecarThread]:
-    with sidecar_threads(tmp_path_factory.mktemp("sidecar"), 1) as sidecars:
-        yield sidecars[0]
+def sidecar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SidecarProcess]:
+    with Sidecars(tmp_path_factory.mktemp("sidecar"), 1) as job:
+        yield job.workers[0]
+
+
+def _submit(data: st.DataObject, base: int) -> bytes:
+    """A frame of a part, with some field changed and of another length perhaps. Groups begin at `base`."""
+    fields = list(data.draw(st.sampled_from(SUBMITS)))
+    if data.draw(st.integers(0, 2)):
+        at = data.draw(st.integers(1, len(fields) - 1))
+        limit = 8 if at < 4 else 32 if at in (4, 11) else 64
+        fields[at] = data.draw(st.sampled_from([0, 1, 2, 63, 64, 1 << 20]) | st.integers(0, 2**limit - 1)) % 2**limit
+    if at_group := fields[6] < 100:
+        fields[6] += base * at_group
+    body = SUBMIT.pack(*fields)
+    return body if data.draw(st.integers(0, 9)) else body[: data.draw(st.integers(1, 63))]
+
+
+_bases = iter(range(GROUP, GROUP + (1 << 30), 100))
 
 
 @fuzz
 @given(st.data())
-def test_a_session_ends_with_a_reason(sidecar: SidecarThread, data: st.DataObject) -> None:
-    hello = {"type": "hello", "version": 1, "pid": 7, "client": "fuzz"}
-    script = [hello] if data.draw(st.integers(0, 9)) else [changed(data, hello)]
-    for message in data.draw(st.lists(st.sampled_from(MESSAGES), max_size=4)):
+def test_a_session_ends_with_a_reason(sidecar: SidecarProcess, data: st.DataObject) -> None:
+    script: list[Any] = [HELLO] if data.draw(st.integers(0, 9)) else [changed(data, HELLO)]
+    base = next(_bases)
+    for _ in range(data.draw(st.integers(0, 6))):
+        if data.draw(st.booleans()):
+            script.append(_submit(data, base))
+            continue
+        message = data.draw(st.sampled_from(MESSAGES))
         script.append(changed(data, message) if data.draw(st.integers(0, 2)) else message)
     client = RawClient(sidecar.socket, hello=False)
     try:
         for message in script:
-            client.send(message if isinstance(message, dict) else json.dumps(message).encode())
+            client.send(message if isinstance(message, dict | bytes) else json.dumps(message).encode())
         client.socket.shutdown(socket.SHUT_WR)
     except ConnectionError:
         pass
@@ -149,10 +179,12 @@ def test_a_session_ends_with_a_reason(sidecar: SidecarThread, data: st.DataObjec
         client.close()
     fatal = [answer for answer in answers if answer["type"] == "fatal"]
     assert all(answer["code"] in ("Protocol", "Memory") for answer in fatal), (script, fatal)
-    assert not [event for event in sidecar.events() if event["event"] == "session-failed"], script
+    assert not [event for event in sidecar.events() if event["event"] in ("session-failed", "transport-failed")], script
+    with contextlib.closing(RawClient(sidecar.socket)) as after:
+        after.welcome()
 
 
-def test_what_a_client_sends_is_not_repeated_at_any_length(sidecar: SidecarThread) -> None:
+def test_what_a_client_sends_is_not_repeated_at_any_length(sidecar: SidecarProcess) -> None:
     """An answer that quotes the client must itself fit a frame."""
     for message in (
         {"type": "hello", "version": "\U0001f600" * 80_000},

@@ -111,7 +111,7 @@ class RawClient:
         dtype: str = "float32",
         group: int = GROUP,
         segment: int = 0,
-        **changes: int,
+        changes: dict[str, int] | None = None,
     ) -> int:
         """Submits a tensor, the next operation of its group, as parts with the handles op, op + 1, ...
 
@@ -128,7 +128,7 @@ class RawClient:
                 "group": group, "number": number, "total": count, "begin": begin, "offset": offset + begin * size,
                 "count": min(room, count - begin),
             }  # fmt: skip
-            body = SUBMIT.pack(*(fields | changes).values())
+            body = SUBMIT.pack(*(fields | (changes or {})).values())
             frames.append(struct.pack(">I", len(body)) + body)
         self.socket.sendall(b"".join(frames))
         return len(frames)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames of the unix socket."""
+"""Frames of the handshake on the unix socket."""
 
 import asyncio
 

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate over time: opening, epochs, revisions, faults. Time is an argument, the transport a loopback."""
+"""The gate over time: opening, epochs, revisions, faults. Time is an argument, the transport counts what it is told."""
 
 import asyncio
 import io
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from atp_harness import LoopbackHub, LoopbackWorker, assignment
+from atp_harness import assignment
 
 from atp_sidecar.assignment import Assignment
 from atp_sidecar.gate import RETRY_SECONDS, VANISH_SECONDS, WAITING, Gate
@@ -18,23 +19,51 @@ from atp_sidecar.logs import EventLog
 ADDRESSES = ["10.0.0.1", "10.0.0.2", "10.0.0.9"]
 
 
+class Member:
+    """A transport without clients (atp_sidecar.transport.MemberTransport)."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.closed: tuple[str, str] | None = None
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def attach(self, fd: int, welcome: str, session: int) -> None:
+        raise ValueError("no clients here")
+
+    def session_events(self) -> list[tuple[str, int, dict[str, Any]]]:
+        return []
+
+    def reply(self, session: int, body: bytes) -> None:
+        pass
+
+    def metrics(self) -> dict[str, Any]:
+        return {"gradient_packets": 5, "window": 200, "operations": {"ok": 3}}
+
+    def close(self, code: str, message: str) -> None:
+        assert self.closed is None
+        self.closed = (code, message)
+
+    def join(self) -> None:
+        os.close(self.descriptor)
+
+
 class World:
     """A gate, its file and what it said."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.log = io.StringIO()
-        self.hub = LoopbackHub()
-        self.closed: list[tuple[str, str]] = []
+        self.members: list[Member] = []
         self.fail: str | None = None
-        self.gate = Gate(
-            path, "worker", None, self.start, EventLog(self.log), lambda *reason: self.closed.append(reason)
-        )
+        self.gate = Gate(path, "worker", None, self.start, EventLog(self.log), lambda clients, session: None)
 
-    def start(self, document: Assignment) -> LoopbackWorker:
+    def start(self, document: Assignment) -> Member:
         if self.fail is not None:
             raise OSError(self.fail)
-        return self.hub.factory(document)
+        self.members.append(Member())
+        return self.members[-1]
 
     def write(self, **changes: Any) -> None:
         self.path.write_text(json.dumps(assignment(ADDRESSES, **changes)))
@@ -56,6 +85,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     try:
         yield made[0]
         made[0].gate.close("Shutdown", "end of test")
+        made[0].gate.join()
     finally:
         asyncio._set_running_loop(None)
         loop.close()
@@ -74,12 +104,12 @@ def test_waits_then_opens(world: World) -> None:
 def test_new_epoch_closes_and_opens(world: World) -> None:
     world.write()
     world.gate.step(0)
-    first = world.hub.workers[0]
+    first = world.members[0]
     world.write(epoch=2)
     world.gate.step(1)
-    assert first.closed
-    assert world.closed[0][0] == "Epoch"
-    assert "from epoch 1 to 2" in world.closed[0][1]
+    assert first.closed is not None
+    assert first.closed[0] == "Epoch"
+    assert "from epoch 1 to 2" in first.closed[1]
     assert world.gate.is_open
     assert world.gate.assignment is not None
     assert world.gate.assignment.epoch == 2
@@ -90,8 +120,8 @@ def test_revision_with_another_mode_keeps_the_transport(world: World) -> None:
     world.gate.step(0)
     world.write(mode="HostOnly", regions=[{"start": 0, "size": 64}], revision=2)
     world.gate.step(1)
-    assert len(world.hub.workers) == 1
-    assert not world.hub.workers[0].closed
+    assert len(world.members) == 1
+    assert world.members[0].closed is None
     assert world.gate.assignment is not None
     assert world.gate.assignment.mode == "HostOnly"
     assert "mode-changed" in world.events()
@@ -148,7 +178,8 @@ def test_vanishing_for_a_moment_is_ignored(world: World) -> None:
     world.gate.step(5)
     world.gate.step(5 + VANISH_SECONDS)
     assert not world.gate.is_open
-    assert world.closed[-1][0] == "Epoch"
+    closed = world.members[0].closed
+    assert closed is not None and closed[0] == "Epoch"
 
 
 def test_a_transport_that_cannot_start_is_tried_again(world: World) -> None:
@@ -169,3 +200,4 @@ def test_counters_survive_the_epoch(world: World) -> None:
     world.write(epoch=2)
     world.gate.step(1)
     assert world.gate.snapshot()["gradient_packets"] == 10
+    assert world.gate.snapshot()["operations"] == {"ok": 6}

@@ -13,6 +13,8 @@ PLACE = parse_assignment(json.dumps(assignment(["10.0.0.1", "10.0.0.9"])), "work
 COUNTERS = {
     "gradient_packets", "ack_packets", "aggregated_packets", "host_summed_packets", "retransmits", "timeouts",
     "ecn_marks", "collisions", "raw_float_corrections", "bytes_sent", "bytes_received", "duplicates", "reanswers",
+    "values_rounded_to_zero", "values_out_of_range", "values_not_finite", "inline_operations", "parts_granted",
+    "control_packets", "control_retransmits",
 }  # fmt: skip
 
 
@@ -27,10 +29,10 @@ def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
 def test_every_metric_of_the_contract() -> None:
     snapshot = {name: number for number, name in enumerate(sorted(COUNTERS), 1)}
     snapshot |= {"rejected_stranger": 4, "rejected_length": 2, "window": 200, "in_flight": 3}
-    metrics = SidecarMetrics()
-    metrics.count_operation("ok")
-    metrics.count_operation("Stalled")
-    found = samples(metrics.expose(PLACE, "worker", {**snapshot, "rtt_seconds": 0.25}, True))
+    snapshot |= {"sessions": 2, "operations_outstanding": 9}
+    operations = {"ok": 1, "Stalled": 1, "Timeout": 0}
+    text = SidecarMetrics().expose(PLACE, "worker", {**snapshot, "rtt_seconds": 0.25, "operations": operations}, True)
+    found = samples(text)
     labels = {"job": "team-a/digits", "role": "worker", "rank": "0"}
     for name in COUNTERS:
         assert found[f"atp_{name}_total"] == [(labels, snapshot[name])]
@@ -41,6 +43,8 @@ def test_every_metric_of_the_contract() -> None:
     assert found["atp_window_packets"] == [(labels, 200)]
     assert found["atp_rtt_seconds"] == [(labels, 0.25)]
     assert found["atp_in_flight_packets"] == [(labels, 3)]
+    assert found["atp_sessions"] == [(labels, 2)]
+    assert found["atp_outstanding_parts"] == [(labels, 9)]
     assert found["atp_gate_open"] == [(labels, 1)]
     assert found["atp_job_info"] == [({**labels, "mode": "HostOnly", "epoch": "1", "job_id": "3"}, 1)]
 
@@ -53,6 +57,8 @@ def test_closed_gate() -> None:
 
 def test_counters_never_fall_when_the_epoch_changes() -> None:
     metrics = SidecarMetrics()
-    metrics.retire({"retransmits": 5, "rejected_job": 2, "window": 9})
-    total = metrics.total({"retransmits": 1, "window": 3})
+    metrics.retire({"retransmits": 5, "rejected_job": 2, "window": 9, "operations": {"ok": 7, "Epoch": 1}})
+    total = metrics.total({"retransmits": 1, "window": 3, "operations": {"ok": 2, "Epoch": 0}})
     assert (total["retransmits"], total["rejected_job"], total["window"]) == (6, 2, 3)
+    assert total["operations"] == {"ok": 9, "Epoch": 1}
+    assert metrics.total({})["operations"] == {"ok": 7, "Epoch": 1}

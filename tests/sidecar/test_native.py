@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from atp_harness import Job, SidecarProcess, assignment, eventually, fetch, loopback_addresses
 from prometheus_client.parser import text_string_to_metric_families
-from raw_client import RawClient
+from raw_client import GROUP, RawClient
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_dtypes(job: Job, dtype: str, code: str, size: int, values: list[float],
         client.write(0, values, code)
         client.submit(1, len(values), dtype=dtype)
     for client in clients:
-        client.expect("done")
+        client.done(1)
         assert client.read(0, len(values), code) == expected
 
 
@@ -66,8 +66,8 @@ def test_many_operations_and_what_was_counted(job: Job) -> None:
             client.write(op * 4096, [op / 4 + rank] * 500)
             client.submit(op, 500, op * 4096)
     for client in clients:
+        client.done(*range(50))
         for op in range(50):
-            assert client.expect("done")["op"] == op
             assert client.read(op * 4096, 500) == [op / 2 + 1] * 500
 
     def summed() -> int:
@@ -83,6 +83,7 @@ def test_many_operations_and_what_was_counted(job: Job) -> None:
     worker, server = fetch(job.workers[0], "/metrics")[1], fetch(job.servers[0], "/metrics")[1]
     assert counter(worker, "atp_operations_total", result="ok") == 50
     assert counter(worker, "atp_gradient_packets_total", role="worker", rank="0") >= 50 * 9
+    assert counter(worker, "atp_parts_granted_total", role="worker", rank="0") == 50
     assert counter(server, "atp_host_summed_packets_total", role="parameterServer") >= 2 * 50 * 9
 
 
@@ -91,7 +92,7 @@ def test_an_empty_operation(job: Job) -> None:
     for client in clients:
         client.submit(1, 0)
     for client in clients:
-        client.expect("done")
+        client.done(1)
 
 
 def test_ranks_that_differ_are_named(job: Job) -> None:
@@ -106,53 +107,102 @@ def test_ranks_that_differ_are_named(job: Job) -> None:
         client.write(0, [1.0])
         client.submit(2, 1)
     for client in clients:
-        client.expect("done")
+        client.done(2)
 
 
-def test_a_peer_that_does_not_come_is_named(job: Job) -> None:
-    clients = attach(job)
+def test_a_peer_without_a_trainer_is_named(job: Job) -> None:
+    client = RawClient(job.workers[0].socket)
+    client.welcome()
     begin = time.monotonic()
+    client.submit(1, 1000)
+    failed = client.expect("failed")
+    assert (failed["code"], failed["broken"]) == ("PeerGone", True)
+    assert f"rank 1 ({job.addresses[1]}) has no trainer for 3 s" in failed["message"]
+    assert 2 < time.monotonic() - begin < 30
+    event = job.workers[0].event("operation-failed")
+    assert (event["op"], event["code"], event["count"]) == (1, "PeerGone", 1)
+    assert counter(fetch(job.workers[0], "/metrics")[1], "atp_operations_total", result="PeerGone") == 1
+
+
+def test_a_late_trainer_is_waited_for(job: Job) -> None:
+    """Computing for longer than the stall time-out (3 s here) is no fault."""
+    clients = attach(job)
+    clients[0].write(0, [1.0])
+    clients[0].submit(1, 1)
+    clients[0].submit(2, 1000, 64)
+    time.sleep(7)
+    clients[1].write(0, [2.0])
+    clients[1].submit(1, 1)
+    clients[1].submit(2, 1000, 64)
+    for client in clients:
+        client.done(1, 2)
+        assert client.read(0, 1) == [3.0]
+
+
+def test_a_silent_sidecar_is_named(job: Job) -> None:
+    clients = attach(job)
     clients[0].submit(1, 1000)
-    failed = clients[0].expect("failed")
-    assert failed["code"] == "Stalled"
-    assert f"rank 1 ({job.addresses[1]})" in failed["message"]
-    assert time.monotonic() - begin < 30
+    job.workers[1].signal(signal.SIGSTOP)
+    try:
+        failed = clients[0].expect("failed")
+    finally:
+        job.workers[1].signal(signal.SIGCONT)
+    assert (failed["code"], failed["broken"]) == ("Stalled", True)
+    assert f"the sidecar of rank 1 ({job.addresses[1]}) is silent" in failed["message"]
     assert job.workers[0].event("operation-stalled")["op"] == 1
-    assert counter(fetch(job.workers[0], "/metrics")[1], "atp_operations_total", result="Stalled") == 1
 
 
-def test_a_client_killed_in_an_operation(job: Job) -> None:
-    """The other worker learns it by a stall; the sidecar lives and takes the next client; a new epoch heals."""
-    script = (
-        "import sys, time\nsys.path.insert(0, sys.argv[1])\nfrom raw_client import RawClient\n"
-        "client = RawClient(sys.argv[2])\nclient.welcome()\nclient.submit(1, 100000)\n"
-        "client.send({'type': 'stats'})\nclient.expect('stats')\nprint('in', flush=True)\ntime.sleep(60)\n"
-    )
-    command = [sys.executable, "-c", script, str(Path(__file__).parent), str(job.workers[0].socket)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as victim:
-        assert victim.stdout is not None
-        assert victim.stdout.readline() == b"in\n"
-        victim.kill()
-    assert job.workers[0].event("client-left")["operationsLeft"] == 1
-    peer = RawClient(job.workers[1].socket)
-    peer.welcome()
-    peer.submit(1, 100000)
-    assert peer.expect("failed")["code"] == "Stalled"
-    again = RawClient(job.workers[0].socket)
-    again.welcome()
-    again.submit(1, 1)
-    assert again.expect("failed")["code"] == "PeerGone"
-    job.assign_all(epoch=2, jobId=4)
-    for client in (peer, again):
-        assert client.expect("fatal")["code"] == "Epoch"
+def test_a_sidecar_that_starts_again_ends_the_epoch_at_once(job: Job) -> None:
+    clients = attach(job)
+    for client in clients:
+        client.submit(1, 1000)
+    for client in clients:
+        client.done(1)
+    clients[0].submit(1, 1000)
+    begin = time.monotonic()
+    job.workers[1].kill()
+    job.workers[1].start()
+    failed = clients[0].expect("failed")
+    assert (failed["code"], failed["broken"]) == ("PeerGone", True), failed
+    assert "rank 1" in failed["message"] and "has started again" in failed["message"]
+    assert time.monotonic() - begin < 30
+    job.assign_all(epoch=2)
+    assert clients[0].expect("fatal")["code"] == "Epoch"
     eventually(lambda: all(sidecar.event("gate-opened")["epoch"] == 2 for sidecar in job.workers + job.servers))
     clients = attach(job)
     for client in clients:
         client.write(0, [1.5])
         client.submit(1, 1)
     for client in clients:
-        client.expect("done")
+        client.done(1)
         assert client.read(0, 1) == [3.0]
+
+
+def test_a_client_killed_in_an_operation(job: Job) -> None:
+    """The other worker learns it at once; the epoch, the sidecars and other groups go on."""
+    script = (
+        "import sys, time\nsys.path.insert(0, sys.argv[1])\nfrom raw_client import RawClient\n"
+        "client = RawClient(sys.argv[2])\nclient.welcome()\nclient.submit(1, 100000)\n"
+        "client.send({'type': 'ping'})\nclient.expect('pong')\nprint('in', flush=True)\ntime.sleep(60)\n"
+    )
+    peer = RawClient(job.workers[1].socket)
+    peer.welcome()
+    command = [sys.executable, "-c", script, str(Path(__file__).parent), str(job.workers[0].socket)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as victim:
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == b"in\n"
+        peer.submit(2, 1, group=GROUP + 1)
+        victim.kill()
+    assert job.workers[0].event("client-left")["operationsLeft"] == 1
+    peer.submit(1, 100000)
+    failed = peer.expect("failed")
+    assert failed["code"] == "PeerGone"
+    assert "rank 0: its trainer left (connection closed) with 1 operations outstanding" in failed["message"]
+    again = RawClient(job.workers[0].socket)
+    again.welcome()
+    again.submit(2, 1, group=GROUP + 1)
+    for client in (again, peer):
+        client.done(2)
 
 
 def test_a_parameter_server_that_dies(job: Job) -> None:
@@ -175,8 +225,8 @@ def test_shards_share_the_sequences(tmp_path: Path) -> None:
                 client.write(op * 65536, [op + rank / 2] * 10000)
                 client.submit(op, 10000, op * 65536)
         for client in clients:
+            client.done(*range(8))
             for op in range(8):
-                assert client.expect("done")["op"] == op
                 assert client.read(op * 65536, 10000) == [2 * op + 0.5] * 10000
         packets = 8 * 163  # one descriptor and ceil(10000 / 62) packets of values an operation
 
@@ -234,7 +284,7 @@ def test_gate_over_the_life_of_a_process(tmp_path: Path) -> None:
         assert client.welcome()["worldSize"] == 1
         client.write(0, [2.5])
         client.submit(1, 1)
-        client.expect("done")
+        client.done(1)
         assert client.read(0, 1) == [2.5]
         job.assign_all(revision=2, mode="Shared", regions=[{"start": 0, "size": 8}])
         eventually(lambda: "more than mode and revision" in job.workers[0].event("assignment-refused")["reason"])

@@ -29,15 +29,38 @@ pub enum End {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SessionEvent {
     /// The client asks for metrics: `SessionCommand::Reply` answers.
-    Stats { session: u32 },
-    Ended { session: u32, end: End, why: String, outstanding: u64 },
+    Stats {
+        session: u32,
+    },
+    Ended {
+        session: u32,
+        end: End,
+        why: String,
+        outstanding: u64,
+    },
     /// Operations of a group failed; `op` is the first of `count` parts.
-    Failed { session: u32, group: u64, op: u64, code: Code, text: String, broken: bool, count: u64 },
+    Failed {
+        session: u32,
+        group: u64,
+        op: u64,
+        code: Code,
+        text: String,
+        broken: bool,
+        count: u64,
+    },
     /// A further segment could not be made.
-    GrowRefused { session: u32, bytes: u64, why: String },
-    Warning { text: String },
+    GrowRefused {
+        session: u32,
+        bytes: u64,
+        why: String,
+    },
+    Warning {
+        text: String,
+    },
     /// The thread ended by itself.
-    Stopped { why: String },
+    Stopped {
+        why: String,
+    },
 }
 
 /// Shared by the thread and its owner.

@@ -22,7 +22,10 @@ pub enum Stage {
     Serving,
     /// The last words go out, and what the client still sends is read and dropped: closing with unread bytes would make
     /// its kernel forget the last words. Until the client closes, or this time.
-    Ending { until: Nanos, shut: bool },
+    Ending {
+        until: Nanos,
+        shut: bool,
+    },
     Closed,
 }
 

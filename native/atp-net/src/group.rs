@@ -25,15 +25,7 @@ struct Operation {
 
 impl Operation {
     fn new(s: &Submit) -> Self {
-        Self {
-            outstanding: 0,
-            complete: false,
-            failed: false,
-            dtype: s.dtype,
-            kind: s.kind,
-            total: s.total,
-            next: 0,
-        }
+        Self { outstanding: 0, complete: false, failed: false, dtype: s.dtype, kind: s.kind, total: s.total, next: 0 }
     }
 }
 

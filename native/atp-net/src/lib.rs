@@ -5,6 +5,7 @@
 //! The thread sleeps in `ppoll` until a datagram, a session, a command or a timeout is due; it never spins. Callers reach
 //! the state machine through commands only, so the data path takes no lock.
 
+mod backlog;
 mod board;
 mod commanded;
 mod connection;
@@ -14,6 +15,7 @@ mod group;
 mod segment;
 pub mod session;
 mod sessions;
+mod sigbus;
 mod sys;
 mod udp;
 

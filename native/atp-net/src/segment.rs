@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use atp_proto::op::Memory;
 
+use crate::sigbus::Guard;
+
 /// Files of shared memory are named so; whoever starts removes what an earlier sidecar left.
 const PREFIX: &str = "shm-";
 /// The largest segment.
@@ -28,6 +30,7 @@ pub struct Segment {
     path: PathBuf,
     size: usize,
     base: NonNull<u8>,
+    guard: Option<Guard>,
 }
 
 // SAFETY: plain memory that others write at any time anyway; see `Slice`.
@@ -62,8 +65,8 @@ impl Segment {
     fn make(path: PathBuf, size: u64) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
         // From here on the file goes with the value.
-        let mut segment = Self { path, size: 0, base: NonNull::dangling() };
-        // Reserve the pages now: a page without room would kill whoever touches it (SIGBUS).
+        let mut segment = Self { path, size: 0, base: NonNull::dangling(), guard: None };
+        // Reserve the pages now: the client dies of one without room (SIGBUS).
         loop {
             // SAFETY: no pointers.
             match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, size as libc::off_t) } {
@@ -83,6 +86,7 @@ impl Segment {
         }
         segment.base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mapped at 0"))?;
         segment.size = size;
+        segment.guard = Some(Guard::new(base as usize, size)?);
         Ok(segment)
     }
 
@@ -117,6 +121,7 @@ impl Segment {
 impl Drop for Segment {
     fn drop(&mut self) {
         self.unlink();
+        self.guard = None;
         if self.size > 0 {
             // SAFETY: mapped by `make` with this length; no slice is left, each holds a reference.
             unsafe { libc::munmap(self.base.as_ptr().cast(), self.size) };

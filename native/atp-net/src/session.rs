@@ -19,18 +19,29 @@ const TEXT_MAX: usize = 1000;
 /// Parts of one session that have not ended.
 const OUTSTANDING_MAX: usize = 1 << 18;
 /// Groups that one session uses at a time.
-const GROUPS_MAX: usize = 1 << 16;
+const GROUPS_MAX: usize = 1 << 14;
 const SEGMENTS_MAX: usize = 4096;
 /// Questions without an answer.
 const WAITING_MAX: usize = 1024;
 
 /// What a client asks for.
 pub enum Call {
-    Submit { submit: Submit, memory: Slice },
-    Abort { group: u64, code: Code, reason: String },
-    Leave { group: u64 },
+    Submit {
+        submit: Submit,
+        memory: Slice,
+    },
+    Abort {
+        group: u64,
+        code: Code,
+        reason: String,
+    },
+    Leave {
+        group: u64,
+    },
     /// Make a segment of so many bytes, and answer with `Session::grown`. One at a time.
-    Grow { bytes: u64 },
+    Grow {
+        bytes: u64,
+    },
     /// Answer with `Session::reply`.
     Stats,
     Bye,

@@ -18,6 +18,7 @@ use atp_proto::stats::Snapshot;
 use atp_proto::{Endpoint, Event, Nanos, Transmit};
 use serde_json::{Map, Value};
 
+use crate::backlog::Backlog;
 use crate::board::{Board, End, SessionEvent};
 use crate::commanded::Commanded;
 use crate::connection::{Connection, Got, LINGER, Stage};
@@ -74,11 +75,21 @@ pub struct Attachment {
 pub enum SessionCommand {
     Attach(Box<Attachment>),
     /// The answer to `SessionEvent::Stats`: a JSON object.
-    Reply { session: u32, body: Vec<u8> },
+    Reply {
+        session: u32,
+        body: Vec<u8>,
+    },
     /// A further segment was made, or not.
-    Grown { session: u32, bytes: u64, made: io::Result<Segment> },
+    Grown {
+        session: u32,
+        bytes: u64,
+        made: io::Result<Segment>,
+    },
     /// End all sessions; the transport goes too.
-    Close { code: String, message: String },
+    Close {
+        code: String,
+        message: String,
+    },
 }
 
 struct Token {
@@ -98,14 +109,15 @@ struct Failures {
 
 pub struct Sessions<G> {
     groups: G,
-    rank: u16,
     directory: PathBuf,
     board: Arc<Board>,
     commands: Sender<SessionCommand>,
     connections: BTreeMap<u32, Connection>,
-    /// Parts that the transport has.
+    /// Parts that were submitted and have not ended.
     tokens: HashMap<u64, Token>,
     next_token: u64,
+    /// Parts that the transport does not have yet.
+    backlog: Backlog,
     /// Which session uses a group.
     owners: HashMap<u64, u32>,
     failures: Vec<Failures>,
@@ -117,18 +129,18 @@ pub struct Sessions<G> {
 }
 
 impl<G: Groups> Sessions<G> {
-    /// `rank`: of this worker. `directory`: where the shared memory is.
+    /// `directory`: where the shared memory is.
     #[must_use]
-    pub fn new(groups: G, rank: u16, directory: &Path, board: Arc<Board>, commands: Sender<SessionCommand>) -> Self {
+    pub fn new(groups: G, directory: &Path, board: Arc<Board>, commands: Sender<SessionCommand>) -> Self {
         Self {
             groups,
-            rank,
             directory: directory.to_owned(),
             board,
             commands,
             connections: BTreeMap::new(),
             tokens: HashMap::new(),
             next_token: 0,
+            backlog: Backlog::default(),
             owners: HashMap::new(),
             failures: Vec::new(),
             calls: Vec::new(),
@@ -198,15 +210,17 @@ impl<G: Groups> Sessions<G> {
                     count: s.count.into(),
                     memory: Box::new(memory),
                 };
-                self.groups.submit(part, now);
+                if let Some(part) = self.backlog.push(part) {
+                    self.groups.submit(part, now);
+                }
             }
             Call::Abort { group, code, reason } => {
                 self.own(group, number)?;
-                self.groups.abort(group, code, &reason, now);
+                self.give_up(group, code, &reason, now);
             }
             Call::Leave { group } => {
                 self.own(group, number)?;
-                self.groups.leave(group, now);
+                self.leave(group, now);
                 self.disown(group, number);
             }
             Call::Grow { bytes } => self.grow(number, bytes),
@@ -214,6 +228,23 @@ impl<G: Groups> Sessions<G> {
             Call::Bye => return Err((End::Left, "bye".to_owned())),
         }
         Ok(())
+    }
+
+    fn give_up(&mut self, group: u64, code: Code, reason: &str, now: Nanos) {
+        self.groups.abort(group, code, reason, now);
+        self.drop_held(group, now);
+    }
+
+    fn leave(&mut self, group: u64, now: Nanos) {
+        self.groups.leave(group, now);
+        self.drop_held(group, now);
+    }
+
+    /// The transport refuses what it gets of a group that was given up.
+    fn drop_held(&mut self, group: u64, now: Nanos) {
+        while let Some(part) = self.backlog.give_up(group) {
+            self.groups.submit(part, now);
+        }
     }
 
     fn own(&mut self, group: u64, number: u32) -> Result<(), (End, String)> {
@@ -279,17 +310,12 @@ impl<G: Groups> Sessions<G> {
             if self.closing.is_some() {
                 continue;
             }
-            if outstanding == 0 {
-                self.groups.leave(group, now);
-            } else {
+            if outstanding > 0 {
                 // Also groups without operations under way: whoever waits for this rank there waits in vain.
-                let reason = format!(
-                    "the trainer of rank {} left ({}) with {outstanding} operations outstanding",
-                    self.rank,
-                    clip(why)
-                );
-                self.groups.abort(group, Code::PeerGone, &reason, now);
+                let reason = format!("its trainer left ({}) with {outstanding} operations outstanding", clip(why));
+                self.give_up(group, Code::PeerGone, &reason, now);
             }
+            self.leave(group, now);
         }
         self.board.push(SessionEvent::Ended {
             session: number,
@@ -306,6 +332,7 @@ impl<G: Groups> Sessions<G> {
         // The client may reuse the memory once it knows.
         drop(memory);
         let Some(token) = self.tokens.remove(&token) else { return };
+        self.backlog.ended(token.group);
         let Some(connection) = self.connections.get_mut(&token.session).filter(|c| c.is_serving()) else { return };
         if let Some(result) = connection.session.ended(token.op, error.as_ref()) {
             self.board.count(result.err());
@@ -314,9 +341,11 @@ impl<G: Groups> Sessions<G> {
             self.disown(token.group, token.session);
         }
         let Some(failure) = error else { return };
-        let known = self.failures.iter_mut().rev().find(|f| {
-            (f.session, f.group, f.failure.code) == (token.session, token.group, failure.code)
-        });
+        let known = self
+            .failures
+            .iter_mut()
+            .rev()
+            .find(|f| (f.session, f.group, f.failure.code) == (token.session, token.group, failure.code));
         match known {
             Some(known) => known.count += 1,
             None => self.failures.push(Failures {
@@ -435,6 +464,7 @@ impl<G: Groups> Commanded for Sessions<G> {
             self.close("Internal", &format!("the transport of this sidecar does not run: {reason}"), 0);
         }
         self.tokens.clear();
+        self.backlog.clear();
     }
 
     fn watch(&mut self, poll: &mut PollSet) {
@@ -457,8 +487,12 @@ impl<G: Groups> Commanded for Sessions<G> {
     }
 
     fn settle(&mut self, now: Nanos) {
-        while let Some(event) = self.groups.poll_event() {
-            self.ended(event);
+        loop {
+            while let Some(event) = self.groups.poll_event() {
+                self.ended(event);
+            }
+            let Some(part) = self.backlog.next() else { break };
+            self.groups.submit(part, now);
         }
         self.report_failures();
         while let Some(text) = self.groups.poll_warning() {

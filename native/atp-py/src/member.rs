@@ -76,17 +76,17 @@ impl Member {
     #[new]
     fn new(py: Python<'_>, config: &str, directory: PathBuf) -> PyResult<Self> {
         let config = Config::from_json(config).map_err(|e| config_error(&e))?;
-        let member =
-            atp_proto::member::Member::new(config.clone(), start_number()).map_err(|e| config_error(&e))?;
+        let member = atp_proto::member::Member::new(config.clone(), start_number()).map_err(|e| config_error(&e))?;
         let started = py.detach(|| {
             let board = Arc::new(Board::new()?);
             let of_thread = Arc::clone(&board);
             let driver = Driver::start_with(&config, "atp-member", |commands| {
-                Sessions::new(member, config.rank, &directory, of_thread, commands)
+                Sessions::new(member, &directory, of_thread, commands)
             })?;
             Ok((driver, board))
         });
-        let (driver, board) = started.map_err(|e| os_error(&e, &format!("cannot open UDP socket at {}", config.bind)))?;
+        let (driver, board) =
+            started.map_err(|e| os_error(&e, &format!("cannot open UDP socket at {}", config.bind)))?;
         Ok(Self { driver: Mutex::new(driver), board, directory })
     }
 
