@@ -217,7 +217,8 @@ impl Member {
             return protocol("mean of int32 is not defined: use sum, or a float dtype".to_owned());
         }
         let bytes = usize::try_from(part.count).ok().and_then(|c| c.checked_mul(part.dtype.size()));
-        if part.count == 0 || part.count > u64::from(u32::MAX) || bytes != Some(part.memory.source().len()) {
+        let none = part.count == 0 && part.total > 0;
+        if none || part.count > u64::from(u32::MAX) || bytes != Some(part.memory.source().len()) {
             return protocol(format!(
                 "{} {} elements do not match a buffer of {} bytes",
                 part.count,

@@ -172,7 +172,8 @@ impl<'a> Request<'a> {
                 let shape = Shape::from_code(code, total)?;
                 let inline = r.0;
                 let bytes = u64::from(count) * shape.dtype.size() as u64;
-                let whole = count > 0 && begin.checked_add(u64::from(count)).is_some_and(|end| end <= total);
+                let whole =
+                    (count > 0 || total == 0) && begin.checked_add(u64::from(count)).is_some_and(|end| end <= total);
                 let fits = inline.is_empty() || inline.len() as u64 == bytes;
                 let legal = shape.kind == Kind::Sum || shape.dtype != Dtype::Int32;
                 (whole && fits && legal).then_some(Self::Announce(Announce {
