@@ -134,11 +134,21 @@ impl Connection {
         self.stage = Stage::Closed;
     }
 
+    /// Time is over. First the client can send nothing more, then what it sent is dropped: see `Stage::Ending`.
+    pub fn give_up(&mut self, buffer: &mut [u8]) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+        while matches!(self.stream.read(buffer), Ok(n) if n > 0) {}
+        self.stage = Stage::Closed;
+    }
+
     /// A step of a connection that is ending: write, read and drop, close.
     pub fn wind_up(&mut self, buffer: &mut [u8], now: Nanos) {
         let Stage::Ending { until, shut } = self.stage else { return };
-        if now >= until || self.write().is_err() {
-            self.stage = Stage::Closed;
+        if now >= until {
+            self.give_up(buffer);
+            return;
+        }
+        if self.write().is_err() {
             return;
         }
         if !shut && !self.blocked {

@@ -56,7 +56,8 @@ impl Group {
         // After a failure the client need not send the other parts.
         let may_begin = self.operations.back().is_none_or(|o| o.complete || o.failed);
         let continues = s.number.checked_add(1) == Some(next) && self.operations.back().is_some_and(|o| !o.complete);
-        if !continues && !(may_begin && s.number == next) {
+        let begins = may_begin && s.number == next;
+        if !continues && !begins {
             let expected = if may_begin { next } else { next - 1 };
             return Err(format!(
                 "submit: operation {} of group {:#x} is out of order: number {expected} was expected",

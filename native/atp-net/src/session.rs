@@ -360,3 +360,179 @@ impl Session {
         (ops, self.groups.drain().map(|(number, group)| (number, group.open())).collect())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::{push_body, push_done};
+    use atp_proto::fixed::Dtype;
+    use atp_proto::op::Kind;
+    use proptest::prelude::*;
+
+    fn session() -> Session {
+        let segment = Segment::create(&std::env::temp_dir(), 1 << 16).unwrap();
+        let mut session = Session::new(Arc::new(segment), Map::new());
+        let length = session.unsent().len();
+        session.took(length);
+        session
+    }
+
+    fn submit(op: u64, number: u64) -> Submit {
+        Submit {
+            dtype: Dtype::Float32,
+            kind: Kind::Sum,
+            segment: 0,
+            op,
+            group: 9,
+            number,
+            total: 4,
+            begin: 0,
+            offset: 64 * op,
+            count: 4,
+        }
+    }
+
+    fn frames(bodies: &[&[u8]]) -> Vec<u8> {
+        let mut out = Vec::new();
+        for body in bodies {
+            push_body(&mut out, body);
+        }
+        out
+    }
+
+    fn messages(session: &mut Session) -> Vec<Value> {
+        let mut splitter = Splitter::default();
+        splitter.push(session.unsent());
+        let mut out = Vec::new();
+        while let Some(body) = splitter.next_body().unwrap() {
+            out.push(serde_json::from_slice(body).unwrap());
+        }
+        out
+    }
+
+    #[test]
+    fn submissions_become_calls_and_their_ends_frames() {
+        let mut session = session();
+        let mut calls = Vec::new();
+        let bytes = frames(&[&submit(1, 0).encode(), &submit(2, 1).encode(), br#"{"type":"bye"}"#, b"nonsense"]);
+        session.receive(&bytes, &mut calls).unwrap();
+        assert_eq!(calls.len(), 3, "after bye nothing counts");
+        let Call::Submit { submit: got, .. } = &calls[1] else { panic!("a submission") };
+        assert_eq!(*got, submit(2, 1));
+        assert_eq!(session.ended(2, None), Some(Ok(())));
+        assert_eq!(session.ended(1, None), Some(Ok(())));
+        assert_eq!(session.ended(1, None), None, "it is not outstanding");
+        let mut expected = Vec::new();
+        push_done(&mut expected, &[2, 1]);
+        assert_eq!(session.unsent(), expected);
+    }
+
+    #[test]
+    fn a_failure_names_its_operation() {
+        let mut session = session();
+        session.receive(&frames(&[&submit(5, 0).encode()]), &mut Vec::new()).unwrap();
+        let failure = Failure::breaking(Code::PeerGone, "x".repeat(5000));
+        assert_eq!(session.ended(5, Some(&failure)), Some(Err(Code::PeerGone)));
+        let message = messages(&mut session).remove(0);
+        assert_eq!((&message["op"], &message["group"]), (&json!(5), &json!(9)));
+        assert_eq!((&message["code"], &message["broken"]), (&json!("PeerGone"), &json!(true)));
+        assert_eq!(message["message"].as_str().map(str::len), Some(TEXT_MAX));
+    }
+
+    #[test]
+    fn segments_are_made_one_at_a_time() {
+        let mut session = session();
+        let mut calls = Vec::new();
+        let grow: &[u8] = br#"{"type":"grow","bytes":4096}"#;
+        session.receive(&frames(&[grow, grow]), &mut calls).unwrap();
+        assert_eq!(calls.len(), 1);
+        assert!(session.grown(Err(io::Error::other("no room"))).is_some(), "now the second");
+        assert!(session.grown(Segment::create(&std::env::temp_dir(), 4096)).is_none());
+        let answers = messages(&mut session);
+        assert_eq!(answers[0]["error"], "no room");
+        assert_eq!((&answers[1]["segment"], &answers[1]["shmBytes"]), (&json!(1), &json!(4096)));
+        let mut in_it = submit(1, 0);
+        (in_it.segment, in_it.offset) = (1, 4032);
+        session.receive(&frames(&[&in_it.encode()]), &mut calls).unwrap();
+        (in_it.op, in_it.number, in_it.offset) = (2, 1, 4096);
+        assert!(session.receive(&frames(&[&in_it.encode()]), &mut calls).is_err());
+    }
+
+    #[test]
+    fn who_reads_nothing_is_clogged_but_failures_are_owed() {
+        let mut session = session();
+        let failure = Failure::new(Code::Timeout, "x".repeat(TEXT_MAX));
+        for op in 0..20_000 {
+            let mut s = submit(op, op);
+            s.offset = 0;
+            session.receive(&frames(&[&s.encode()]), &mut Vec::new()).unwrap();
+        }
+        for op in 0..20_000 {
+            session.ended(op, Some(&failure));
+        }
+        assert!(session.unsent().len() > UNSENT_BYTES_MAX && !session.is_clogged());
+        let length = session.unsent().len();
+        session.took(length);
+        let ping: &[u8] = br#"{"type":"ping"}"#;
+        let pings = frames(&[ping; 1000]);
+        while !session.is_clogged() {
+            session.receive(&pings, &mut Vec::new()).unwrap();
+        }
+        assert!(session.unsent().len() <= UNSENT_BYTES_MAX + 20_000);
+    }
+
+    #[test]
+    fn the_output_is_the_same_however_it_is_taken() {
+        let mut session = session();
+        let mut out = Vec::new();
+        for i in 0..3000 {
+            session.warn(&format!("{i} {}", "y".repeat(900)));
+            if i % 3 == 0 {
+                let piece = session.unsent().len().min(5000);
+                out.extend_from_slice(&session.unsent()[..piece]);
+                session.took(piece);
+            }
+        }
+        out.extend_from_slice(session.unsent());
+        let mut splitter = Splitter::default();
+        splitter.push(&out);
+        for i in 0..3000 {
+            let body = splitter.next_body().unwrap().unwrap();
+            let message: Value = serde_json::from_slice(body).unwrap();
+            assert!(message["text"].as_str().unwrap().starts_with(&format!("{i} ")));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_calls_or_an_error(
+            bodies in prop::collection::vec(
+                prop_oneof![
+                    prop::collection::vec(any::<u8>(), 0..80),
+                    (0u64..4, 0u64..3, any::<u8>(), any::<u8>()).prop_map(|(op, number, at, to)| {
+                        let mut body = submit(op, number).encode().to_vec();
+                        body[usize::from(at) % 64] = to;
+                        body
+                    }),
+                    "\\{\"type\":\"(grow|abort|leave|ping|stats)\",\"(group|bytes)\":-?[0-9]{1,21}\\}"
+                        .prop_map(String::into_bytes),
+                ],
+                0..10,
+            ),
+        ) {
+            let mut session = session();
+            let mut calls = Vec::new();
+            for body in &bodies {
+                if session.receive(&frames(&[body]), &mut calls).is_err() {
+                    break;
+                }
+            }
+            for call in &calls {
+                if let Call::Submit { submit, .. } = call {
+                    session.ended(submit.op, None);
+                }
+            }
+            session.dissolve();
+        }
+    }
+}

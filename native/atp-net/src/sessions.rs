@@ -519,7 +519,7 @@ impl<G: Groups> Commanded for Sessions<G> {
         loop {
             let now = clock();
             self.write(now);
-            if self.connections.is_empty() || now > LINGER {
+            if self.connections.is_empty() {
                 return;
             }
             poll.clear();
@@ -528,5 +528,305 @@ impl<G: Groups> Commanded for Sessions<G> {
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::Driver;
+    use crate::frame::{Submit, push_body};
+    use atp_proto::Config;
+    use atp_proto::fixed::Dtype;
+    use atp_proto::op::Kind;
+    use serde_json::json;
+    use std::io::{Read, Write};
+    use std::net::UdpSocket;
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    /// What the transport was told, and the parts that it has not given back.
+    #[derive(Default)]
+    struct Script {
+        told: Vec<String>,
+        held: Vec<Part>,
+        events: Vec<Event>,
+    }
+
+    /// A transport that holds every part until the test lets it go.
+    struct Fake(Arc<Mutex<Script>>, Nanos);
+
+    impl Endpoint for Fake {
+        fn handle(&mut self, _from: SocketAddrV4, _ce: bool, _data: &[u8], _now: Nanos) {}
+        fn poll_transmit(&mut self, _now: Nanos, _buffer: &mut [u8]) -> Option<Transmit> {
+            None
+        }
+        fn poll_timeout(&self) -> Option<Nanos> {
+            Some(self.1)
+        }
+        fn handle_timeout(&mut self, now: Nanos) {
+            self.1 = now + 1_000_000;
+        }
+        fn poll_event(&mut self) -> Option<Event> {
+            self.0.lock().unwrap().events.pop()
+        }
+        fn snapshot(&self) -> Snapshot {
+            Snapshot::default()
+        }
+    }
+
+    impl Groups for Fake {
+        fn submit(&mut self, part: Part, _now: Nanos) {
+            self.0.lock().unwrap().held.push(part);
+        }
+        fn abort(&mut self, group: u64, code: Code, reason: &str, _now: Nanos) {
+            self.0.lock().unwrap().told.push(format!("abort {group} {} {reason}", code.name()));
+        }
+        fn leave(&mut self, group: u64, _now: Nanos) {
+            self.0.lock().unwrap().told.push(format!("leave {group}"));
+        }
+        fn set_attached(&mut self, sessions: u32, _now: Nanos) {
+            self.0.lock().unwrap().told.push(format!("attached {sessions}"));
+        }
+        fn poll_warning(&mut self) -> Option<String> {
+            None
+        }
+    }
+
+    struct World {
+        script: Arc<Mutex<Script>>,
+        board: Arc<Board>,
+        driver: Driver<Sessions<Fake>>,
+        directory: PathBuf,
+    }
+
+    fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
+        for _ in 0..2000 {
+            if let Some(found) = look() {
+                return found;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        panic!("did not happen within 10 s");
+    }
+
+    impl World {
+        fn new() -> Self {
+            let port = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let text = json!({
+                "jobId": 1, "mode": "HostOnly", "role": "worker", "valuesPerPacket": 62, "port": port,
+                "workers": [{"rank": 0, "address": "127.0.0.1"}], "parameterServers": [{"address": "127.0.0.2"}],
+            });
+            let config = Config::from_json(&text.to_string()).unwrap();
+            let script = Arc::new(Mutex::new(Script::default()));
+            let board = Arc::new(Board::new().unwrap());
+            let fake = Fake(Arc::clone(&script), 0);
+            let directory = std::env::temp_dir();
+            let driver = Driver::start_with(&config, "test", |commands| {
+                Sessions::new(fake, &directory, Arc::clone(&board), commands)
+            });
+            Self { script, board, driver: driver.unwrap(), directory }
+        }
+
+        fn attach(&self, session: u32) -> Client {
+            let (stream, other) = UnixStream::pair().unwrap();
+            other.set_nonblocking(true).unwrap();
+            let segment = Segment::create(&self.directory, 8192).unwrap();
+            let path = segment.path().to_owned();
+            let welcome = json!({"type": "welcome"}).as_object().unwrap().clone();
+            let new = Attachment { session, stream: other, segment, welcome };
+            assert!(self.driver.send(SessionCommand::Attach(Box::new(new))));
+            stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            let mut client = Client { stream, path };
+            assert_eq!(client.json()["type"], "welcome");
+            client
+        }
+
+        fn held(&self, count: usize) {
+            until(|| (self.script.lock().unwrap().held.len() == count).then_some(()));
+        }
+
+        fn told(&self, text: &str) {
+            until(|| self.script.lock().unwrap().told.iter().any(|t| t == text).then_some(()));
+        }
+
+        /// Give all parts back.
+        fn release(&self, error: Option<&Failure>) {
+            let mut script = self.script.lock().unwrap();
+            let held = std::mem::take(&mut script.held);
+            script.events.extend(held.into_iter().map(|part| Event {
+                token: part.token,
+                error: error.cloned(),
+                memory: part.memory,
+            }));
+        }
+    }
+
+    struct Client {
+        stream: UnixStream,
+        path: PathBuf,
+    }
+
+    impl Client {
+        fn send(&mut self, body: &[u8]) {
+            let mut frame = Vec::new();
+            push_body(&mut frame, body);
+            self.stream.write_all(&frame).unwrap();
+        }
+
+        fn submit(&mut self, op: u64, group: u64, number: u64) {
+            let submit = Submit {
+                dtype: Dtype::Float32,
+                kind: Kind::Sum,
+                segment: 0,
+                op,
+                group,
+                number,
+                total: 16,
+                begin: 0,
+                offset: 64 * op,
+                count: 16,
+            };
+            self.send(&submit.encode());
+        }
+
+        fn body(&mut self) -> Vec<u8> {
+            let mut head = [0; 4];
+            self.stream.read_exact(&mut head).unwrap();
+            let mut body = vec![0; u32::from_be_bytes(head) as usize];
+            self.stream.read_exact(&mut body).unwrap();
+            body
+        }
+
+        fn json(&mut self) -> Value {
+            serde_json::from_slice(&self.body()).unwrap()
+        }
+
+        fn at_end(&mut self) -> bool {
+            matches!(self.stream.read(&mut [0; 16]), Ok(0))
+        }
+    }
+
+    #[test]
+    fn what_ends_in_one_turn_is_one_frame() {
+        let world = World::new();
+        let mut client = world.attach(1);
+        for op in 0..5 {
+            client.submit(op, 3, op);
+        }
+        world.held(5);
+        world.release(None);
+        let body = client.body();
+        assert_eq!((body[0], body.len()), (crate::frame::DONE, 8 + 8 * 5));
+        assert_eq!(world.board.results()[0], ("ok", 5));
+    }
+
+    #[test]
+    fn memory_stays_until_the_transport_gives_it_back() {
+        let world = World::new();
+        let mut client = world.attach(1);
+        let path = client.path.clone();
+        client.submit(0, 3, 0);
+        world.held(1);
+        drop(client);
+        world.told("abort 3 PeerGone its trainer left (connection closed) with 1 operations outstanding");
+        world.told("leave 3");
+        world.told("attached 0");
+        until(|| (!path.exists()).then_some(()));
+        let mut script = world.script.lock().unwrap();
+        let memory = &mut script.held[0].memory;
+        memory.target().fill(7);
+        assert_eq!(memory.source(), [7; 64]);
+        drop(script);
+        world.release(None);
+        world.held(0);
+        let mut other = world.attach(2);
+        other.submit(0, 4, 0);
+        world.held(1);
+        world.release(None);
+        assert_eq!(other.body()[0], crate::frame::DONE);
+    }
+
+    #[test]
+    fn a_clean_end_leaves_the_groups() {
+        let world = World::new();
+        let mut client = world.attach(1);
+        client.submit(0, 3, 0);
+        world.held(1);
+        world.release(None);
+        client.body();
+        client.send(br#"{"type":"bye"}"#);
+        assert!(client.at_end());
+        world.told("leave 3");
+        assert!(!world.script.lock().unwrap().told.iter().any(|t| t.starts_with("abort")));
+        let event = until(|| world.board.take().pop());
+        let why = "bye".to_owned();
+        assert_eq!(event, SessionEvent::Ended { session: 1, end: End::Left, why, outstanding: 0 });
+    }
+
+    #[test]
+    fn a_group_of_another_session_is_refused_and_not_touched() {
+        let world = World::new();
+        let mut client = world.attach(1);
+        client.submit(0, 3, 0);
+        world.held(1);
+        let mut thief = world.attach(2);
+        thief.send(br#"{"type":"leave","group":3}"#);
+        assert!(thief.json()["message"].as_str().unwrap().contains("belongs to another trainer"));
+        assert!(thief.at_end());
+        assert!(!world.script.lock().unwrap().told.iter().any(|t| t.starts_with("leave")));
+        world.release(None);
+        assert_eq!(client.body()[0], crate::frame::DONE);
+    }
+
+    #[test]
+    fn failures_are_reported_once_a_group_and_counted() {
+        let world = World::new();
+        let mut client = world.attach(1);
+        for op in 0..3 {
+            client.submit(op, 3, op);
+        }
+        world.held(3);
+        world.release(Some(&Failure::breaking(Code::Timeout, "too late")));
+        for _ in 0..3 {
+            let failed = client.json();
+            assert_eq!((&failed["code"], &failed["broken"]), (&json!("Timeout"), &json!(true)));
+        }
+        let events = until(|| Some(world.board.take()).filter(|e| !e.is_empty()));
+        assert!(matches!(&events[..], [SessionEvent::Failed { count: 3, group: 3, .. }]), "{events:?}");
+        assert!(world.board.results().contains(&("Timeout", 3)));
+    }
+
+    #[test]
+    fn the_last_words_reach_a_client_that_is_sending() {
+        let mut world = World::new();
+        let mut client = world.attach(1);
+        client.submit(0, 3, 0);
+        world.held(1);
+        let close = SessionCommand::Close { code: "Epoch".to_owned(), message: "epoch 2 has begun".to_owned() };
+        assert!(world.driver.send(close));
+        world.driver.wait_closed();
+        // The address is free, and the client may still send.
+        for op in 1..200 {
+            client.submit(op % 100, 3, op);
+        }
+        let failed = client.json();
+        assert_eq!((&failed["type"], &failed["code"]), (&json!("failed"), &json!("Epoch")));
+        let fatal = client.json();
+        assert_eq!((&fatal["type"], &fatal["code"]), (&json!("fatal"), &json!("Epoch")));
+        assert!(client.at_end());
+        assert!(!world.driver.send(SessionCommand::Reply { session: 1, body: Vec::new() }));
+        drop(client);
+        world.driver.stop();
+    }
+
+    #[test]
+    fn clients_that_read_nothing_hold_nobody_up() {
+        let mut world = World::new();
+        let client = world.attach(1);
+        let begin = Instant::now();
+        world.driver.stop();
+        assert!(begin.elapsed() < Duration::from_secs(3));
+        drop(client);
     }
 }
