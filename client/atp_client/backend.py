@@ -30,20 +30,29 @@ _UNLIMITED = timedelta(0)
 # What a synchronous call returns: all is done, so one serves all.
 _ENDED = AtpWork(Reduction([]), [])
 _profiling = torch._C._autograd._profiler_enabled
-# What a process group of torch 1 can do besides what is written out below.
+# What a process group can do besides what is written out below; torch versions have different parts of it.
 _DELEGATED = (
     "_allgather_base",
     "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
     "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
     "alltoall",
     "alltoall_base",
     "barrier",
+    "broadcast",
     "gather",
     "monitored_barrier",
     "recv",
     "recv_anysource",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
     "scatter",
     "send",
 )
@@ -92,28 +101,34 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, group: Group | None) -> None:
         prefix = dist.PrefixStore("atp/gloo", store)
-        self._make(prefix, rank, size, timeout)
+        super().__init__(*self._arguments(prefix, rank, size, timeout))
         self._gloo = _Gloo(prefix, rank, size, timeout=timeout)
         self._gloo.owner = weakref.ref(self)
         self._group = group
+        # Does everything else. Not left to the base class: when C++ finds no Python method for a collective, it runs
+        # its own with the interpreter locked, and waits for ever for a thread of gloo's that wants the interpreter.
+        self._rest: Any = self._gloo
         if not _OLD_TORCH:
+            self._rest = dist.ProcessGroup(*self._arguments(prefix, rank, size, timeout))
             kind = dist.ProcessGroup.BackendType.GLOO
-            if hasattr(self, "_set_default_backend"):
-                self._set_default_backend(kind)
-            for device in ("cpu", "cuda"):
-                self._register_backend(torch.device(device), kind, self._gloo)
+            for made in (self, self._rest):
+                if hasattr(made, "_set_default_backend"):
+                    made._set_default_backend(kind)
+                for device in ("cpu", "cuda"):
+                    made._register_backend(torch.device(device), kind, self._gloo)
         if group is not None:
             weakref.finalize(self, group.leave).atexit = False
 
-    def _make(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    @staticmethod
+    def _arguments(store: Any, rank: int, size: int, timeout: timedelta) -> tuple[Any, ...]:
+        """What ProcessGroup takes to be made."""
         if _OLD_TORCH:
-            super().__init__(rank, size)
-        elif hasattr(dist.ProcessGroup, "Options"):  # until torch 2.5
+            return (rank, size)
+        if hasattr(dist.ProcessGroup, "Options"):  # until torch 2.5
             options = dist.ProcessGroup.Options(backend="gloo")
             options._timeout = timeout
-            super().__init__(store, rank, size, options)
-        else:
-            super().__init__(store, rank, size)
+            return (store, rank, size, options)
+        return (store, rank, size)
 
     @property
     def atp_group(self) -> Group | None:
@@ -180,9 +195,7 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
             opts.reduceOp = operation
             if timeout is not None:
                 opts.timeout = timeout
-        if _OLD_TORCH:
-            return self._gloo.allreduce(tensors, opts)
-        return super().allreduce(tensors, opts)
+        return self._rest.allreduce(tensors, opts)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         """As allreduce, of several tensors at once."""
@@ -195,9 +208,7 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
                 return self._reduce(group, tensors, mean, opts.timeout, not getattr(opts, "asyncOp", True))
             if mean:
                 return self._mean_by_gloo(tensors, opts.timeout)
-        if _OLD_TORCH:
-            return self._gloo.allreduce_coalesced(tensors, opts)
-        return super().allreduce_coalesced(tensors, opts)
+        return self._rest.allreduce_coalesced(tensors, opts)
 
     def _reduce(
         self, group: Group, tensors: list[torch.Tensor], mean: bool, timeout: timedelta | None, wait: bool
@@ -251,40 +262,36 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
 
     def broadcast(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         """Broadcast, through gloo."""
-        if not _BFLOAT16:
-            several = not isinstance(tensors, torch.Tensor)
-            tensors = [_sendable(tensor) for tensor in tensors] if several else _sendable(tensors)
-        if _OLD_TORCH:
-            return self._gloo.broadcast(tensors, *args, **kwargs)
-        return super().broadcast(tensors, *args, **kwargs)
+        several = not isinstance(tensors, torch.Tensor)
+        tensors = [_sendable(tensor) for tensor in tensors] if several else _sendable(tensors)
+        return self._rest.broadcast(tensors, *args, **kwargs)
 
     def allgather(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """All-gather, through gloo."""
-        if not _BFLOAT16 and not isinstance(inputs, torch.Tensor):
+        if not isinstance(inputs, torch.Tensor):
             everything = [*inputs, *(tensor for row in outputs for tensor in row)]
             if all(tensor.is_contiguous() for tensor in everything):
                 outputs = [[_sendable(tensor) for tensor in row] for row in outputs]
                 inputs = [_sendable(tensor) for tensor in inputs]
-        if _OLD_TORCH:
-            return self._gloo.allgather(outputs, inputs, *args, **kwargs)
-        return super().allgather(outputs, inputs, *args, **kwargs)
+        return self._rest.allgather(outputs, inputs, *args, **kwargs)
 
 
 def _delegate(name: str) -> Any:
     def method(self: ProcessGroupATP, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._gloo, name)(*args, **kwargs)
+        return getattr(self._rest, name)(*args, **kwargs)
 
     method.__name__ = name
     method.__doc__ = f"{name}, through gloo."
     return method
 
 
-if _OLD_TORCH:
-    for _name in _DELEGATED:
-        if hasattr(dist.ProcessGroup, _name):
-            setattr(ProcessGroupATP, _name, _delegate(_name))
 if _BFLOAT16:
     del ProcessGroupATP.broadcast, ProcessGroupATP.allgather
+for _name in _DELEGATED:
+    if hasattr(dist.ProcessGroup, _name) and _name not in vars(ProcessGroupATP):
+        setattr(ProcessGroupATP, _name, _delegate(_name))
+# C++ asks for this one by another name than Python.
+ProcessGroupATP.recvAnysource = _delegate("recv_anysource")
 
 
 def create(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroupATP:

@@ -83,6 +83,8 @@ def claim_profiling(module: Any, name: str) -> None:
         found = original(wanted, *args, **kwargs)
         if not found and wanted.startswith(f"{name}:"):
             found = original(wanted.replace(name, "gloo", 1), *args, **kwargs)
+            for event in found:
+                event.name = event.name.replace("gloo", name, 1)
         return found
 
     module.get_profiling_event = events
