@@ -21,8 +21,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "sidecar"))
 
-from atp_harness import Job  # noqa: E402
-from raw_client import GROUP, SUBMIT, RawClient  # noqa: E402
+from atp_harness import Job
+from raw_client import GROUP, SUBMIT, RawClient
 
 WARM_UP = 200
 
@@ -78,8 +78,8 @@ def main() -> None:
             "unit": "us",
             "peer": None,
             "ratio": None,
-            "conditions": f"n = {args.workers}, HostOnly, loopback, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
-            f"p10 {low:.0f} us, p90 {high:.0f} us of {len(merged)}",
+            "conditions": f"n = {args.workers}, HostOnly, loopback, {os.cpu_count()} cores, "
+            f"load {os.getloadavg()[0]:.1f}, p10 {low:.0f} us, p90 {high:.0f} us of {len(merged)}",
         }
         print(json.dumps(line), flush=True)
 

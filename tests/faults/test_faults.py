@@ -24,7 +24,6 @@ from transport.rig import JOB_ID, SERVER, Array, Job, assignment, fixed_point_su
 from transport.test_relay import Relay, shared
 
 from atp_api.wire import Header
-from atp_sidecar.transport import error_code
 from atp_transport import Worker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -178,7 +177,6 @@ def test_restart_under_the_same_identity() -> None:
         ((op_id, text),) = job.collect(0)
         assert (op_id, text is not None) == (1, True), f"given {out[0]}, the sum of an earlier process"
         assert text is not None and "new epoch" in text and "rank 0" in text, text
-        assert error_code(text) == "PeerGone", "the training script is told to restart the job"
         submit(job, 0, 2, new)
         later = job.collect(0)[0][1]
         assert later is not None and "new epoch" in later
