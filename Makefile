@@ -68,7 +68,7 @@ prereqs-tests: ## The same, with what only the tests need
 torch: venv ## Install the torch versions that the tests use, each in an environment of its own in the cache
 	@$(PY) hack/torchenv.py oldest middle newest >/dev/null
 
-test: prereqs-tests setup torch lint test-unit test-cluster ## Every check and test
+test: prereqs-tests setup torch lint test-unit test-torch-quick test-cluster ## Every check and test
 
 test-unit: ## Unit, property, conformance and integration tests, in Rust and Python
 	@cd native && cargo test --quiet --release
