@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,11 +22,25 @@ ROOT = Path(__file__).resolve().parents[2]
 _jobs = itertools.count(1)
 
 
+def _unused(address: str, port: int = 9095) -> bool:
+    """Whether nobody listens there. Processes share a part of the addresses if their IDs do not differ enough."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return False
+        return True
+
+
 def loopback_addresses(count: int) -> list[str]:
     """Addresses of 127.0.0.0/8 that no other test and no other test process uses."""
-    job = next(_jobs)
     high = os.getpid() % 250 + 2
-    return [f"127.{high}.{job % 250 + 1}.{number + 1}" for number in range(count)]
+    while True:
+        job = next(_jobs)
+        addresses = [f"127.{high}.{job % 250 + 1}.{number + 1}" for number in range(count)]
+        if all(_unused(address) for address in addresses):
+            return addresses
 
 
 def assignment(
