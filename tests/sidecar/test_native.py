@@ -110,6 +110,47 @@ def test_ranks_that_differ_are_named(job: Job) -> None:
         client.done(2)
 
 
+def test_values_below_a_fixed_scale_are_counted_and_warned_of_once(job: Job) -> None:
+    clients = attach(job)
+    for op in range(3):
+        for client in clients:
+            client.write(op * 4096, [1e-10] * 900 + [1.0] * 100)
+            client.submit(op, 1000, op * 4096)
+        for client in clients:
+            got = [client.receive() for _ in range(2 if op == 0 else 1)]
+            assert sorted(each["type"] for each in got) == (["done", "warning"] if op == 0 else ["done"])
+            if op == 0:
+                text = next(each["text"] for each in got if each["type"] == "warning")
+                assert "became 0 at scale 1e8: set spec.scale to Auto" in text
+            assert client.read(op * 4096, 1000) == [0.0] * 900 + [2.0] * 100
+    for sidecar in job.workers:
+        assert "set spec.scale to Auto" in sidecar.event("transport-warning")["text"]
+        assert [each["event"] for each in sidecar.events()].count("transport-warning") == 1
+        eventually(lambda: counter(fetch(sidecar, "/metrics")[1], "atp_values_rounded_to_zero_total") == 2700)  # noqa: B023
+
+
+def test_with_scale_auto_small_values_keep_their_precision(tmp_path: Path) -> None:
+    with Job(tmp_path, 2, scale="Auto") as job:
+        clients = [RawClient(sidecar.socket) for sidecar in job.workers]
+        for client in clients:
+            assert client.welcome()["scale"] == "Auto"
+            client.write(0, [3e-9] * 1000)
+            client.write(4096, [float("inf")] + [1e30] * 999)
+            client.submit(1, 1000)
+            client.submit(2, 1000, 4096)
+        for client in clients:
+            client.done(1, 2)
+            assert all(abs(each / 6e-9 - 1) < 1e-6 for each in client.read(0, 1000))
+            values = client.read(4096, 1000)
+            assert values[0] == float("inf") and all(abs(each / 2e30 - 1) < 1e-6 for each in values[1:])
+
+        def not_finite() -> int:
+            clients[0].send({"type": "stats"})
+            return int(clients[0].expect("stats")["values_not_finite"])
+
+        eventually(lambda: not_finite() == 1, what="the count")
+
+
 def test_a_peer_without_a_trainer_is_named(job: Job) -> None:
     client = RawClient(job.workers[0].socket)
     client.welcome()

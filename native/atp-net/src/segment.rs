@@ -79,8 +79,10 @@ impl Segment {
         file.set_permissions(Permissions::from_mode(0o666))?;
         let size = size as usize;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // Populated here, so that the transport's thread does not fault on every page.
+        let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
         // SAFETY: a new mapping of an open file, of a length above 0.
-        let base = unsafe { libc::mmap(ptr::null_mut(), size, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        let base = unsafe { libc::mmap(ptr::null_mut(), size, protection, flags, file.as_raw_fd(), 0) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
