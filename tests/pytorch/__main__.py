@@ -14,6 +14,7 @@ import json
 import os
 import queue
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -91,6 +92,10 @@ QUICK = (
 )
 
 
+class DeadError(RuntimeError):
+    """The interpreter with torch has ended."""
+
+
 @functools.cache
 def extra_path(python: str) -> list[str]:
     """Where an interpreter finds what torch's test helpers import, if it has not got it itself."""
@@ -118,6 +123,7 @@ class Zygote:
             "GLOO_SOCKET_IFNAME": "lo",
             "TP_SOCKET_IFNAME": "lo",
             "MASTER_ADDR": "127.0.0.1",
+            "WORLD_SIZE": "4",
             "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(seconds),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",  # no pool of processes, and no threads before a fork
             **environment,
@@ -142,7 +148,7 @@ class Zygote:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the interpreter with torch has died:\n{self._path.read_text()[-3000:]}")
+            raise DeadError(f"the interpreter with torch has died: {self._path.read_text()[-3000:]}")
         return dict(json.loads(line))
 
     def run(self, test: str, log: Path, seconds: int, sockets: dict[str, list[str]]) -> Outcome:
@@ -284,8 +290,11 @@ def main() -> int:
     exceptions = read_exceptions(HERE / "exceptions.toml")
     if "/" not in arguments.python:
         arguments.python = str(torchenv.interpreter(arguments.python))
+    # The sidecars end with this process, also if it is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     run = Run(arguments, arguments.output)
     begin = time.monotonic()
+    bad: list[str] = []
     scale = arguments.scale if arguments.scale == "Auto" else float(arguments.scale)
     jobs = None
     if "atp" in arguments.backends:
@@ -295,7 +304,11 @@ def main() -> int:
         for name in suites(arguments, run.results):
             if jobs is not None:
                 jobs.start(SIZES.get(name, SIZES_OF_SOURCE))
-            run.suite(name, jobs)
+            try:
+                run.suite(name, jobs)
+            except DeadError as error:
+                run.results.notes.append(f"{Path(name).stem} did not run.")
+                bad.append(f"{Path(name).stem} did not run: {error}")
             run.results.write(arguments.output)
     finally:
         if jobs is not None:
@@ -304,7 +317,7 @@ def main() -> int:
     if arguments.docs is not None:
         replace_section(ROOT / "docs" / "torch-tests.md", arguments.docs, text)
     print(text)
-    bad = run.results.unexplained(exceptions)
+    bad += run.results.unexplained(exceptions)
     print(*bad, sep="\n")
     print(f"{time.monotonic() - begin:.0f} s; {arguments.output}/result.json")
     return 1 if bad else 0
