@@ -15,9 +15,10 @@ import torch.distributed as dist
 from atp_client.connection import Connection
 from atp_client.errors import UsageError
 from atp_client.groups import Group
+from atp_client.profiling import Profiled
 from atp_client.rendezvous import agree
-from atp_client.tensors import Handle, Reduction, start, supported
-from atp_client.work import AtpWork, MeanWork, release_unheld
+from atp_client.tensors import Handle, Reduction, divide, plain, start, supported, write
+from atp_client.work import AtpWork, DelegatedWork, release_unheld
 
 log = logging.getLogger("atp_client")
 
@@ -188,8 +189,8 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
                 return self._reduce(
                     group, tensors, mean, timeout, opts is not None and not getattr(opts, "asyncOp", True)
                 )
-            if mean:
-                return self._mean_by_gloo(tensors, timeout)
+            if mean or not plain(tensors[0]):
+                return self._by_gloo(tensors, mean, timeout)
         if opts is None:
             opts = dist.AllreduceOptions()
             opts.reduceOp = operation
@@ -207,7 +208,7 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
             if group is not None and tensors and all(supported(tensor) for tensor in tensors):
                 return self._reduce(group, tensors, mean, opts.timeout, not getattr(opts, "asyncOp", True))
             if mean:
-                return self._mean_by_gloo(tensors, opts.timeout)
+                return self._by_gloo(tensors, mean, opts.timeout)
         return self._rest.allreduce_coalesced(tensors, opts)
 
     def _reduce(
@@ -218,8 +219,9 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
             seconds = timeout.total_seconds()
         release_unheld()
         if _profiling():
-            return self._profiled(group, tensors, mean, seconds, wait)
-        handle = self._start(group, tensors, mean, seconds)
+            handle: Handle = Profiled(f"{NAME}:all_reduce", tensors, lambda: self._start(group, tensors, mean, seconds))
+        else:
+            handle = self._start(group, tensors, mean, seconds)
         if not wait:
             return AtpWork(handle, tensors)
         handle.wait()
@@ -231,32 +233,25 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
             return start(group, tensors[0], mean, seconds)
         return Reduction([start(group, tensor, mean, seconds) for tensor in tensors])
 
-    def _profiled(self, group: Group, tensors: list[torch.Tensor], mean: bool, seconds: float, wait: bool) -> Any:
-        """As _reduce, seen by the profiler from the call to the end."""
-        event = torch.autograd.profiler.record_function(f"{NAME}:all_reduce")
-        event.__enter__()
-        try:
-            work = AtpWork(self._start(group, tensors, mean, seconds), tensors)
-            event._call_end_callbacks_on_future(work.get_future())
-        finally:
-            event.__exit__(None, None, None)
-        if wait:
-            work.wait()
-        return work
-
-    def _mean_by_gloo(self, tensors: list[torch.Tensor], timeout: timedelta | None) -> Any:
-        """Mean of what ATP does not sum. Not every gloo has means, and none of integers."""
-        opts = dist.AllreduceOptions()
+    def _by_gloo(self, tensors: list[torch.Tensor], mean: bool, timeout: timedelta | None) -> Any:
+        """What ATP does not sum and gloo does not do well: means (not every gloo has them, and none of integers), and
+        tensors with gaps or overlaps in memory, which gloo takes for contiguous ones."""
+        plain_ones = [tensor if plain(tensor) else tensor.detach().clone().contiguous() for tensor in tensors]
+        opts = dist.AllreduceOptions() if len(tensors) == 1 else dist.AllreduceCoalescedOptions()
         opts.reduceOp = _SUM
         if timeout is not None:
             opts.timeout = timeout
-        if len(tensors) == 1:
-            work = self._gloo.allreduce(tensors, opts)
-        else:
-            several = dist.AllreduceCoalescedOptions()
-            several.reduceOp, several.timeout = opts.reduceOp, opts.timeout
-            work = self._gloo.allreduce_coalesced(tensors, several)
-        return MeanWork(work, tensors, self.size())
+        work = (self._gloo.allreduce if len(tensors) == 1 else self._gloo.allreduce_coalesced)(plain_ones, opts)
+        size = self.size()
+
+        def finish() -> None:
+            for tensor, summed in zip(tensors, plain_ones):  # noqa: B905 (Python 3.9)
+                if mean:
+                    divide(summed.detach(), size)
+                if summed is not tensor:
+                    write(tensor.detach(), summed)
+
+        return DelegatedWork(work, tensors, finish)
 
     # -- what older gloo does not do
 

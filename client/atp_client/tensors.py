@@ -62,6 +62,11 @@ def supported(tensor: torch.Tensor) -> bool:
     )
 
 
+def plain(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie in memory one behind the other; also if it has no such memory at all."""
+    return type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_contiguous()
+
+
 class Reduction:
     """A Handle of several operations, or of one with something to do afterwards.
 

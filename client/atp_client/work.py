@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from atp_client.tensors import Handle, divide
+from atp_client.tensors import Handle
 
 _Base: Any = dist._Work if hasattr(dist, "_Work") else dist.Work
 _UNLIMITED = timedelta(0)
@@ -174,39 +174,38 @@ def future_of(reduction: Handle, value: Callable[[], Any], tensors: list[torch.T
     return future
 
 
-class MeanWork(Work):
-    """Handle of a mean of which another process group makes the sum.
+class DelegatedWork(Work):
+    """Handle of an all-reduce that another process group makes, with something to do afterwards.
 
     Args:
-        sum_of: handle of the sum.
-        tensors: what it is of; divided in place at the end.
-        size: the divisor.
+        inner: the other's handle.
+        tensors: what it is of.
+        finish: called once, when the other has succeeded.
     """
 
-    def __init__(self, sum_of: Any, tensors: list[torch.Tensor], size: int) -> None:
+    def __init__(self, inner: Any, tensors: list[torch.Tensor], finish: Callable[[], None]) -> None:
         super().__init__()
-        self._sum = sum_of
+        self._inner = inner
         self._tensors = tensors
 
-        def quotient(future: Any) -> list[torch.Tensor]:
+        def conclude(future: Any) -> list[torch.Tensor]:
             future.wait()
             with torch.no_grad():
-                for tensor in tensors:
-                    divide(tensor.detach(), size)
+                finish()
             return tensors
 
-        self._future = sum_of.get_future().then(quotient)
+        self._future = inner.get_future().then(conclude)
 
     def wait(self, timeout: timedelta = _UNLIMITED) -> bool:
-        """Blocks until the means are in the tensors.
+        """Blocks until the results are in the tensors.
 
         Raises:
-            RuntimeError: as the sum's wait.
+            RuntimeError: as the other's wait.
         """
         if timeout > _UNLIMITED:
-            self._sum.wait(timeout)
+            self._inner.wait(timeout)
         else:
-            self._sum.wait()
+            self._inner.wait()
         self._future.wait()
         return True
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of a job, in torch of both ends of the supported range."""
+"""Ranks of a job, in torch of both ends and of the middle of the supported range."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ for folder in (HERE, HERE.parent / "sidecar"):
     sys.path.insert(0, str(folder))
 
 from atp_harness import Job  # noqa: E402
-from torch_ranks import Child, Ranks, Torch, new_python, old_python  # noqa: E402
+from torch_ranks import Child, Ranks, Torch, middle_python, new_python, old_python  # noqa: E402
+
+PYTHONS = {"oldest": old_python, "middle": middle_python, "newest": new_python}
 
 
-@pytest.fixture(scope="session", params=["torch1", "torch2"])
+@pytest.fixture(scope="session", params=list(PYTHONS))
 def torch_process(request: pytest.FixtureRequest) -> Iterator[Torch]:
-    made = Torch(old_python() if request.param == "torch1" else new_python())
+    made = Torch(PYTHONS[request.param]())
     yield made
     made.close()
 
@@ -59,4 +61,18 @@ def ranks(torch_process: Torch, tmp_path: Path) -> Iterator[Ranks]:
 def pair(tmp_path: Path) -> Iterator[Job]:
     """The sidecars of a job of two workers."""
     with Job(tmp_path / "job", 2) as job:
+        yield job
+
+
+@pytest.fixture(scope="session")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """The same for many tests in turn: processes come and go, and the epoch goes on."""
+    with Job(tmp_path_factory.mktemp("standing") / "job", 2, scale="Auto") as job:
+        yield job
+
+
+@pytest.fixture(scope="session")
+def standing_three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """As `standing`, with three workers."""
+    with Job(tmp_path_factory.mktemp("standing") / "job", 3, scale="Auto") as job:
         yield job

@@ -5,6 +5,7 @@ Reads JSON lines {"function", "arguments", "environment", "output", "result"} an
 what it prints to `output` and, when it ends by itself, {"ok", "value" | "error", "type"} to `result`.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,13 @@ import traceback
 from pathlib import Path
 
 import scenarios
+import scenarios_groups
+import scenarios_works
+
+with contextlib.suppress(ImportError):
+    import torch._dynamo  # what newer DDP imports at its first use, which takes longer than most tests
+
+MODULES = (scenarios, scenarios_groups, scenarios_works)
 
 
 def child(command: dict) -> None:
@@ -25,7 +33,8 @@ def child(command: dict) -> None:
         os.environ.pop(name, None)
     os.environ.update(command["environment"])
     try:
-        outcome = {"ok": True, "value": getattr(scenarios, command["function"])(**command["arguments"])}
+        module = next(each for each in MODULES if command["function"] in vars(each))
+        outcome = {"ok": True, "value": getattr(module, command["function"])(**command["arguments"])}
     except BaseException as error:
         traceback.print_exc()
         outcome = {"ok": False, "type": type(error).__name__, "error": str(error)}
