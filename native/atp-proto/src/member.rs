@@ -172,7 +172,7 @@ impl Member {
         }
         let shape = Shape { kind: part.kind, dtype: part.dtype, total: part.total };
         let source = part.memory.source();
-        let small = source.len() <= INLINE_BYTES as usize;
+        let small = source.len() <= INLINE_BYTES;
         let mut inline = Vec::new();
         if small {
             inline.extend_from_slice(source);

@@ -334,13 +334,13 @@ mod tests {
                 }
                 said += 1;
             }
-            for i in 0..2 {
-                if ends[i].poll_timeout().is_some_and(|at| now >= at) {
-                    ends[i].handle_timeout(now);
+            for (i, end) in ends.iter_mut().enumerate() {
+                if end.poll_timeout().is_some_and(|at| now >= at) {
+                    end.handle_timeout(now);
                 }
-                while ends[i].wants_to_send(now) {
+                while end.wants_to_send(now) {
                     let mut out = vec![0; HEAD + ROOM];
-                    let used = ends[i].write(0, now, &mut out);
+                    let used = end.write(0, now, &mut out);
                     out.truncate(used);
                     for _ in 0..1 + u32::from(net.draw(50) == 0) {
                         if net.draw(100) >= net.loss {

@@ -44,7 +44,7 @@ impl Head {
             out[4 * at..4 * at + 4].copy_from_slice(&word.to_be_bytes());
         }
         out[16..18].copy_from_slice(&self.epoch.to_be_bytes());
-        out[18] = u8::from(self.answer_me) * ANSWER_ME | u8::from(self.gap) * GAP;
+        out[18] = (u8::from(self.answer_me) * ANSWER_ME) | (u8::from(self.gap) * GAP);
         out[19] = self.trainers;
     }
 
