@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pytorch import adapt
 
 
@@ -40,12 +42,27 @@ class Suite:
                 function = getattr(each, method)
                 skip = getattr(function, "__unittest_skip__", False) or getattr(each, "__unittest_skip__", False)
                 why = getattr(function, "__unittest_skip_why__", "") or getattr(each, "__unittest_skip_why__", "")
+                wanted = _accelerators(function)
+                if wanted and not torch.cuda.is_available():
+                    skip, why = True, f"Need at least {wanted} accelerator devices"
                 yield f"{name}.{method}", (why or "skipped") if skip else None
 
     def make(self, name: str) -> unittest.TestCase:
         """The test of this name."""
         each, method = name.split(".")
         return self._classes[each](method)
+
+
+def _accelerators(function: Any) -> int:
+    """How many GPUs a test wants: newer torch notes it, so that no rank has to be started to find out."""
+    wanted = 0
+    while function is not None:
+        outside = getattr(function, "__closure__", None) or ()
+        names = dict(zip(getattr(getattr(function, "__code__", None), "co_freevars", ()), outside, strict=False))
+        if "allow_cpu" not in names or not names["allow_cpu"].cell_contents:
+            wanted = max(wanted, vars(function).get("_min_gpus_required", 0) if "x" in names else 0)
+        function = getattr(function, "__wrapped__", None)
+    return wanted
 
 
 def _on_a_backend(case: type[unittest.TestCase]) -> bool:
