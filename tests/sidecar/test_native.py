@@ -271,15 +271,18 @@ def test_shards_share_the_sequences(tmp_path: Path) -> None:
                 assert client.read(op * 65536, 10000) == [2 * op + 0.5] * 10000
         packets = 8 * 163  # one descriptor and ceil(10000 / 62) packets of values an operation
 
-        def shares() -> list[float]:
-            counts = [counter(fetch(s, "/metrics")[1], "atp_gradient_packets_total") for s in job.servers]
-            return counts if sum(counts) >= 2 * packets else []
+        def shares() -> bool:
+            # Each shard's figures are up to 20 ms old, and packets that were sent again count too.
+            texts = [fetch(server, "/metrics")[1] for server in job.servers]
+            counts = [counter(text, "atp_gradient_packets_total", rank=str(i)) for i, text in enumerate(texts)]
+            return sum(counts) >= 2 * packets and min(counts) >= 2 * (packets // 4)
 
-        counts = eventually(shares, what="all gradients counted")
-        assert min(counts) >= 2 * (packets // 4), counts
-        assert counter(fetch(job.servers[3], "/metrics")[1], "atp_gradient_packets_total", rank="3") == counts[3]
-        clients[0].send({"type": "stats"})
-        assert clients[0].expect("stats")["host_summed_packets"] >= 2 * packets
+        def summed() -> bool:
+            clients[0].send({"type": "stats"})
+            return bool(clients[0].expect("stats")["host_summed_packets"] >= 2 * packets)
+
+        eventually(shares, what="all gradients counted")
+        eventually(summed, what="the job's total")
 
         job.servers[2].kill()
         for client in clients:
