@@ -189,7 +189,7 @@ def plot(rows: list[Row]) -> None:
     matplotlib.use("svg")
     import matplotlib.pyplot as pyplot
 
-    matplotlib.rcParams["svg.hashsalt"] = "atp"  # the same figures give the same file
+    matplotlib.rcParams.update({"svg.hashsalt": "atp", "svg.fonttype": "none"})  # the same figures give the same file
     figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6))
     panels = [
         (axes[0], "sums", "sigma", "relative_error", "sigma of the summed values", "relative error of the sum"),
