@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 import weakref
+from collections import deque
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +20,7 @@ from atp_client.groups import Group
 from atp_client.profiling import Profiled
 from atp_client.rendezvous import agree
 from atp_client.tensors import Handle, Reduction, divide, plain, start, supported, write
-from atp_client.work import AtpWork, DelegatedWork, release_unheld
+from atp_client.work import AtpWork, BarrierWork, DelegatedWork, release_unheld
 
 log = logging.getLogger("atp_client")
 
@@ -106,6 +108,9 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
         self._gloo = _Gloo(prefix, rank, size, timeout=timeout)
         self._gloo.owner = weakref.ref(self)
         self._group = group
+        # All-reduces that nobody has waited for: a barrier ends after them, as gloo's does.
+        self._flying: deque[Handle] = deque()
+        self._lock = threading.Lock()
         # Does everything else. Not left to the base class: when C++ finds no Python method for a collective, it runs
         # its own with the interpreter locked, and waits for ever for a thread of gloo's that wants the interpreter.
         self._rest: Any = self._gloo
@@ -223,6 +228,11 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
         else:
             handle = self._start(group, tensors, mean, seconds)
         if not wait:
+            flying = self._flying
+            with self._lock:
+                while flying and flying[0].completed:
+                    flying.popleft()
+                flying.append(handle)
             return AtpWork(handle, tensors)
         handle.wait()
         return _ENDED
@@ -252,6 +262,13 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
                     write(tensor.detach(), summed)
 
         return DelegatedWork(work, tensors, finish)
+
+    def barrier(self, *args: Any, **kwargs: Any) -> Any:
+        """Ends when all ranks are here and what this one started before has ended."""
+        work = self._rest.barrier(*args, **kwargs)
+        with self._lock:
+            before = [handle for handle in self._flying if not handle.completed]
+        return BarrierWork(work, Reduction(before)) if before else work
 
     # -- what older gloo does not do
 

@@ -238,3 +238,67 @@ class DelegatedWork(Work):
     def result(self) -> list[torch.Tensor]:
         """The tensors."""
         return self._tensors
+
+
+class BarrierWork(Work):
+    """Handle of a barrier behind all-reduces that were in flight when it began.
+
+    Args:
+        inner: gloo's handle of the barrier.
+        before: the all-reduces.
+    """
+
+    def __init__(self, inner: Any, before: Handle) -> None:
+        super().__init__()
+        self._inner = inner
+        self._before = before
+        self._future: Any = None
+
+    def wait(self, timeout: timedelta = _UNLIMITED) -> bool:
+        """Blocks until all ranks are here and the all-reduces before have ended.
+
+        Raises:
+            RuntimeError: the barrier, or an all-reduce before it, failed or took too long.
+        """
+        if timeout > _UNLIMITED:
+            self._inner.wait(timeout)
+        else:
+            self._inner.wait()
+        self._before.wait(max(0.0, timeout.total_seconds()))
+        return True
+
+    def synchronize(self) -> None:
+        """As wait."""
+        self.wait()
+
+    def get_future(self) -> Any:
+        """Future of an empty list."""
+        if self._future is None:
+            both = [self._inner.get_future(), future_of(self._before, list, [])]
+
+            def conclude(futures: Any) -> list[torch.Tensor]:
+                for each in futures.value():
+                    each.wait()
+                return []
+
+            self._future = torch.futures.collect_all(both).then(conclude)
+        return self._future
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, with or without an error."""
+        if not self._before.completed:
+            self._before.attend()
+            return False
+        return bool(self._inner.is_completed())
+
+    def is_success(self) -> bool:
+        """Whether it has ended without an error."""
+        return self.is_completed() and self._before.failure() is None and bool(self._inner.is_success())
+
+    def exception(self) -> BaseException | None:
+        """The error it ended with."""
+        return self._before.failure() or self._inner.exception()
+
+    def result(self) -> list[torch.Tensor]:
+        """Nothing."""
+        return []

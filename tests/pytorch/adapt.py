@@ -104,10 +104,14 @@ def gloo_class(name: str) -> None:
 
         def __call__(cls, store: Any, rank: int, size: int, options: Any = None, **keywords: Any) -> Any:
             timeout = keywords.get("timeout", getattr(options, "_timeout", options)) or timedelta(seconds=60)
-            if not creator.extended_api:
-                return creator.creator_fn(store, rank, size, timeout)
-            wanted = SimpleNamespace(store=store, group_rank=rank, group_size=size, timeout=timeout, process_group=None)
-            return creator.creator_fn(wanted, None)
+            if creator.extended_api:
+                wanted: Any = SimpleNamespace(store=store, group_rank=rank, group_size=size, timeout=timeout)
+                made = creator.creator_fn(wanted, None)
+            else:
+                made = creator.creator_fn(store, rank, size, timeout)
+            # A ProcessGroupGloo is a bare backend, below the dispatcher of a process group, with errors of its own.
+            made._rest = made._gloo
+            return made
 
     replaced = Kind("ProcessGroupGloo", (), {})
     for module in (dist, dist.distributed_c10d):

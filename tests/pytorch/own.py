@@ -192,6 +192,23 @@ class Collectives(Ranks):
             each.wait(timedelta(seconds=30))
 
     @grouped
+    def test_barrier_ends_after_what_was_before(self) -> None:
+        for contiguous in (True, False):
+            tensors = [torch.full((100, 100), float(k)) for k in range(16)]
+            if not contiguous:
+                tensors = [tensor.t() for tensor in tensors]
+            for tensor in tensors:
+                dist.all_reduce(tensor, async_op=True)
+            dist.barrier()
+            self.assertEqual([tensor[0, 0].item() for tensor in tensors], [4.0 * k for k in range(16)])
+            tensors = [torch.full((100, 100), float(k)) for k in range(16)]
+            for tensor in tensors:
+                dist.all_reduce(tensor, async_op=True)
+            work = dist.barrier(async_op=True)
+            work.get_future().wait()
+            self.assertEqual([tensor[99, 99].item() for tensor in tensors], [4.0 * k for k in range(16)])
+
+    @grouped
     def test_rooted_collectives(self) -> None:
         for root in self.numbers:
             tensor = torch.full((3, 2), float(self.rank))
