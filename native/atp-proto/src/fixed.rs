@@ -168,19 +168,29 @@ pub fn misfits(dtype: Dtype, src: &[u8], scale: f64, limit: i32) -> (u64, u64) {
 /// every finite |x| is below 2^(exponent - 126). 0 for int32.
 #[must_use]
 pub fn largest_exponent(dtype: Dtype, src: &[u8]) -> u8 {
-    /// Largest magnitude as an integer, of values whose bits from `infinite` on are no number.
+    /// Largest magnitude as an integer, of values whose bits from `infinite` on are no number. In lanes, and signed: that is
+    /// what every x86-64 has vector instructions for.
     #[inline(always)]
-    fn largest<const N: usize>(src: &[u8], infinite: u32, load: impl Fn([u8; N]) -> u32) -> u32 {
-        src.as_chunks::<N>().0.iter().fold(0, |most, item| {
+    fn largest<const N: usize>(src: &[u8], infinite: i32, load: impl Fn([u8; N]) -> i32) -> u32 {
+        const LANES: usize = 16;
+        let finite = |item: &[u8; N]| {
             let bits = load(*item);
-            most.max(if bits >= infinite { 0 } else { bits })
-        })
+            if bits < infinite { bits } else { 0 }
+        };
+        let (groups, rest) = src.as_chunks::<N>().0.as_chunks::<LANES>();
+        let mut most = [0i32; LANES];
+        for group in groups {
+            for (lane, item) in most.iter_mut().zip(group) {
+                *lane = (*lane).max(finite(item));
+            }
+        }
+        rest.iter().map(finite).chain(most).max().unwrap_or(0) as u32
     }
     let bits = match dtype {
-        Dtype::Float32 => largest(src, 0x7f80_0000, |b| u32::from_ne_bytes(b) & 0x7fff_ffff),
-        Dtype::Bfloat16 => largest(src, 0x7f80, |b| u32::from(u16::from_ne_bytes(b)) & 0x7fff) << 16,
+        Dtype::Float32 => largest(src, 0x7f80_0000, |b| i32::from_ne_bytes(b) & 0x7fff_ffff),
+        Dtype::Bfloat16 => largest(src, 0x7f80, |b| i32::from(u16::from_ne_bytes(b)) & 0x7fff) << 16,
         Dtype::Float16 => {
-            let half = largest(src, 0x7c00, |b| u32::from(u16::from_ne_bytes(b)) & 0x7fff);
+            let half = largest(src, 0x7c00, |b| i32::from(u16::from_ne_bytes(b)) & 0x7fff);
             f16::from_bits(half as u16).to_f32().to_bits()
         }
         Dtype::Int32 => 0,

@@ -14,10 +14,13 @@ use crate::Nanos;
 const ACK_DELAY: Nanos = 1_000_000;
 /// Before the first round trip was measured.
 const RTO_INITIAL: Nanos = 20_000_000;
-const RTO_MIN: Nanos = 4_000_000;
+/// A busy machine wakes a process late: sooner would send much twice. A gap is told at once, and needs no time-out.
+const RTO_MIN: Nanos = 8_000_000;
 const RTO_MAX: Nanos = 500_000_000;
-/// Bytes of records on their way.
-const FLIGHT_MAX: usize = 16 * ROOM;
+/// Bytes of records on their way: at first, and at most. A time-out begins with one packet, since its answer tells whether
+/// the others are lost too.
+const FLIGHT_FIRST: usize = 16 * ROOM;
+const FLIGHT_MAX: usize = 64 * ROOM;
 /// Going back more often than this would answer each gap of one burst.
 const GO_BACK_EVERY: Nanos = 200_000;
 
@@ -45,6 +48,8 @@ pub struct Channel {
     next: u64,
     /// Bytes of the records from `first` up to `next`.
     flight: usize,
+    /// Largest `flight` now.
+    limit: usize,
     /// Number of the next record that was never sent.
     fresh: u64,
     /// Number of the next record that the peer has to send.
@@ -77,6 +82,7 @@ impl Channel {
             first: 1,
             next: 1,
             flight: 0,
+            limit: FLIGHT_FIRST,
             fresh: 1,
             expected: 1,
             ack_at: None,
@@ -180,6 +186,7 @@ impl Channel {
                 if self.first < self.next {
                     self.flight -= record.len() + 2;
                 }
+                self.limit = (self.limit + record.len() + 2).min(FLIGHT_MAX);
                 self.first += 1;
             }
             self.next = self.next.max(self.first);
@@ -194,6 +201,7 @@ impl Channel {
         }
         let recently = self.went_back_at.is_some_and(|at| now < at + GO_BACK_EVERY.max(self.round_trip()));
         if head.gap && self.first < self.next && !recently {
+            self.limit = (self.limit / 2).max(ROOM);
             self.go_back(now);
         }
     }
@@ -222,7 +230,7 @@ impl Channel {
     }
 
     fn has_records(&self) -> bool {
-        self.next < self.first + self.queue.len() as u64 && self.flight < FLIGHT_MAX
+        self.next < self.first + self.queue.len() as u64 && self.flight < self.limit
     }
 
     /// Whether `write` has something to send now.
@@ -248,7 +256,7 @@ impl Channel {
         let again = self.next < self.fresh;
         while let Some(record) = self.queue.get((self.next - self.first) as usize) {
             let size = record.len() + 2;
-            if at + size > HEAD + ROOM || self.flight >= FLIGHT_MAX {
+            if at + size > HEAD + ROOM || self.flight >= self.limit {
                 break;
             }
             out[at..at + 2].copy_from_slice(&(record.len() as u16).to_be_bytes());
@@ -284,6 +292,7 @@ impl Channel {
     pub fn handle_timeout(&mut self, now: Nanos) {
         if self.rto_at.is_some_and(|at| now >= at) {
             self.backoff += 1;
+            self.limit = ROOM;
             self.go_back(now);
             self.rto_at = (self.first < self.fresh).then(|| now + self.rto());
         }
