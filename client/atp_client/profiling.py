@@ -30,22 +30,25 @@ class Profiled:
 
     def __init__(self, name: str, tensors: list[torch.Tensor], start: Callable[[], Handle]) -> None:
         self._done, self._ended = threading.Event(), threading.Event()
+        # In a list, so that nobody else holds it when the list lets go of it.
+        event: list[Any] = []
         if _WITH_SHAPES:
-            event: Any = torch._C._profiler._RecordFunctionFast(name, tensors, {})
+            event.append(torch._C._profiler._RecordFunctionFast(name, tensors, {}))
         else:
-            event = torch.autograd.profiler.record_function(name)
-        event.__enter__()
+            event.append(torch.autograd.profiler.record_function(name))
+        event[0].__enter__()
         try:
             self._handle = start()
         except BaseException:
-            event.__exit__(None, None, None)
+            event[0].__exit__(None, None, None)
             raise
         if _WITH_SHAPES:
-            end: Callable[[], Any] = partial(event.__exit__, None, None, None)
+            # A thread that the profiler does not know ends an event by destroying it, not by __exit__.
+            end: Callable[[], Any] = event.clear
         else:
             future: Any = torch.futures.Future()
-            event._call_end_callbacks_on_future(future)
-            event.__exit__(None, None, None)
+            event[0]._call_end_callbacks_on_future(future)
+            event[0].__exit__(None, None, None)
             end = partial(future.set_result, None)
 
         def run() -> None:
@@ -53,7 +56,7 @@ class Profiled:
             end()
             self._ended.set()
 
-        # To torch, an event is asynchronous if it ends in another thread; the profiler knows threads made after it.
+        # To torch, an event is asynchronous if it ends in another thread.
         threading.Thread(target=run, name="atp-profiler", daemon=True).start()
         self._handle.when_done(self._done.set)
 
