@@ -33,8 +33,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 WHEEL = ("distributed_test", "distributed_test_of_8", "ddp_under_dist_autograd_test", "own")
 # World sizes for which a suite needs a job.
-SIZES = {"distributed_test": (4,), "distributed_test_of_8": (8,), "ddp_under_dist_autograd_test": (4,), "own": (4,)}
-SIZES_OF_SOURCE = (1, 2, 3, 4)
+SIZES = {"distributed_test": (4,), "distributed_test_of_8": (8,), "ddp_under_dist_autograd_test": (4, 6), "own": (4,)}
+SIZES_OF_SOURCE = (1, 2, 3, 4, 8)
 # Test files of torch's source that have tests on CPU and are about what a backend does. Their places have changed.
 SOURCE = (
     "test_c10d_gloo.py",

@@ -104,6 +104,8 @@ def gloo_class(name: str) -> None:
 
         def __call__(cls, store: Any, rank: int, size: int, options: Any = None, **keywords: Any) -> Any:
             timeout = keywords.get("timeout", getattr(options, "_timeout", options)) or timedelta(seconds=60)
+            if not isinstance(timeout, timedelta):
+                timeout = timedelta(seconds=timeout)
             if creator.extended_api:
                 wanted: Any = SimpleNamespace(store=store, group_rank=rank, group_size=size, timeout=timeout)
                 made = creator.creator_fn(wanted, None)
