@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Process groups over real sidecars: orders that differ between ranks, mismatches, time-outs, groups that go."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ def test_groups_interleave_as_each_rank_likes(standing_three: Job, ranks: Ranks,
 def test_groups_do_not_wait_for_each_others_memory(standing: Job, ranks: Ranks) -> None:
     """Each rank fills the least shared memory there can be with other groups than the other rank does."""
     environment = {"ATP_SHM_BYTES": str(2 << 20)}
-    used = values(ranks(standing, "groups_against_each_other", environment, groups=9, count=1_500_000))
+    used = values(ranks(standing, "groups_against_each_other", environment, groups=9, elements=1_500_000))
     assert max(used) <= 32 << 20
 
 
@@ -77,16 +76,14 @@ def test_a_time_out_is_that_of_the_group(standing: Job, ranks: Ranks, how: str) 
 
 
 def test_a_process_that_dies_breaks_its_groups(tmp_path: Path, ranks: Ranks) -> None:
-    with Job(tmp_path / "job", 2, stallTimeoutSeconds=30) as job:
+    with Job(tmp_path / "job", 2, stallTimeoutSeconds=5) as job:
         children = ranks(job, "killed_in_one_group")
         for child in children:
             child.says("ready")
         children[1].kill()
-        begin = time.monotonic()
         kind, text = children[0].error(60)
         assert kind == "PeerError"
         assert "rank 1" in text
-        assert time.monotonic() - begin < 45
         # The epoch goes on: processes that start anew may use it.
         for value in values(ranks(job, "only_init")):
             assert value in (0, 1)

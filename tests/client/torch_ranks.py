@@ -104,6 +104,7 @@ class Torch:
     """An interpreter with torch, loaded, that forks scenarios."""
 
     def __init__(self, python: str) -> None:
+        self.python = python
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "client"), str(HERE)])
         self.process = subprocess.Popen(
@@ -141,7 +142,7 @@ class Torch:
             child.kill()
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 Ranks = Callable[..., list[Child]]

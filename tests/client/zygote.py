@@ -17,8 +17,9 @@ import scenarios
 import scenarios_groups
 import scenarios_works
 
+# What newer DDP imports at its first use, which takes longer than most tests.
 with contextlib.suppress(ImportError):
-    import torch._dynamo  # what newer DDP imports at its first use, which takes longer than most tests
+    import torch._dynamo  # noqa: F401
 
 MODULES = (scenarios, scenarios_groups, scenarios_works)
 
