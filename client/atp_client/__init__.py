@@ -13,6 +13,7 @@ The collectives go through the ATP sidecar of the pod; see docs/training.md.
 
 from atp_client._version import __version__
 from atp_client.backend import ProcessGroupATP, register
+from atp_client.compiling import leave_alone
 from atp_client.connection import close, connect, stats
 from atp_client.errors import (
     AtpError,
@@ -28,6 +29,7 @@ from atp_client.errors import (
 from atp_client.hook import allreduce_hook
 
 register()
+leave_alone(__name__)
 
 __all__ = [
     "AtpError",
