@@ -281,6 +281,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a subset of a few minutes")
     parser.add_argument("--seconds", type=int, default=150, help="the longest that a test may take")
     parser.add_argument("--tries", type=int, default=2, help="how often a test that fails is run in all")
+    parser.add_argument("--merge", action="store_true", help="keeps the results of tests that do not run now")
     parser.add_argument("--serial", action="store_true", help="one backend after the other")
     parser.add_argument("--fresh", action="store_true", help="new sidecars for each test")
     parser.add_argument("--scale", default="Auto", help="of the jobs")
@@ -293,6 +294,8 @@ def main() -> int:
     # The sidecars end with this process, also if it is told to end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     run = Run(arguments, arguments.output)
+    if arguments.merge:
+        run.results = Results.read(arguments.output)
     begin = time.monotonic()
     bad: list[str] = []
     scale = arguments.scale if arguments.scale == "Auto" else float(arguments.scale)

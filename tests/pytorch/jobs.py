@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +13,13 @@ from sidecar.atp_harness import Job
 
 # A test that kills a rank must be over before torch's own time-outs.
 STALL_SECONDS = 10
+
+
+def _end(job: Job) -> None:
+    """Ends the sidecars of a job; one that does not in time, on a busy machine, is killed."""
+    for sidecar in job.workers + job.servers:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            sidecar.stop()
 
 
 class Jobs:
@@ -32,7 +41,7 @@ class Jobs:
     def start(self, sizes: Iterable[int]) -> None:
         """Makes sure that there are jobs of just these sizes."""
         for size in set(self._jobs) - set(sizes):
-            self._jobs.pop(size).stop()
+            _end(self._jobs.pop(size))
         for size in set(sizes) - set(self._jobs):
             self._jobs[size] = self._start(size)
 
@@ -54,12 +63,12 @@ class Jobs:
             ]
             dead += [f"{each.directory.name} of {size}: {each.log_path.read_text()[-500:]}" for each in ended]
             if ended or self._fresh:
-                job.stop()
+                _end(job)
                 self._jobs[size] = self._start(size)
         return dead
 
     def stop(self) -> None:
         """Ends all of them and removes their files."""
         for job in self._jobs.values():
-            job.stop()
+            _end(job)
         shutil.rmtree(self._directory, ignore_errors=True)
