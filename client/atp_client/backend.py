@@ -123,7 +123,7 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
                 for device in ("cpu", "cuda"):
                     made._register_backend(torch.device(device), kind, self._gloo)
         if group is not None:
-            weakref.finalize(self, group.leave).atexit = False
+            weakref.finalize(self, group.connection.leave_later, group).atexit = False
 
     @staticmethod
     def _arguments(store: Any, rank: int, size: int, timeout: timedelta) -> tuple[Any, ...]:

@@ -122,6 +122,7 @@ class Connection:
         self._growth_refused = False
         self._questions: deque[Question] = deque()
         self._warned: set[str] = set()
+        self._leaving: deque[Group] = deque()
         self._last_heard = self._last_ping = self._last_tick = time.monotonic()
         for message in rest:
             self._act(message)
@@ -155,6 +156,7 @@ class Connection:
 
     def new_group_number(self) -> int:
         """A number that no other group of the epoch has."""
+        self.leave_left()
         return self.rank << 48 | self.welcome.session << 32 | next(self._group_numbers)
 
     # -- sending
@@ -549,6 +551,8 @@ class Connection:
 
     def _tick(self, now: float) -> None:
         """Time-outs, and whether the sidecar lives."""
+        if self._leaving:
+            self.leave_left()
         with self._lock:
             late = [operation for operation in self._live() if now >= operation.deadline]
             for question in self._questions:
@@ -606,6 +610,15 @@ class Connection:
         if self._break(group, error):
             message = {"type": "abort", "group": group.number, "code": "Timeout", "reason": reason}
             self._send(framing.encode(message))
+
+    def leave_later(self, group: Group) -> None:
+        """As `leave`, for the garbage collector, which may call this anywhere, also while this thread holds a lock."""
+        self._leaving.append(group)
+
+    def leave_left(self) -> None:
+        """Leaves the groups that were to be left later."""
+        while self._leaving:
+            self._leaving.popleft().leave()
 
     def leave(self, group: Group) -> None:
         """This process will not use the group any more; what is on its way in it fails."""

@@ -53,6 +53,7 @@ _ADVICE = {
     "Aborted": (PeerError, "see the logs of the rank that gave up"),
     "Timeout": (OperationTimeoutError, "see what the slow rank does, or raise the timeout of the process group"),
     "Cancelled": (PeerError, "the operation was cancelled; see the log of container atp-sidecar"),
+    "Memory": (SidecarLostError, "raise the sizeLimit of the volume atp-shm, or the pod's memory limit"),
     "Epoch": (EpochError, "restart this process; it joins the new epoch"),
     "Shutdown": (SidecarLostError, "the pod is being deleted"),
 }

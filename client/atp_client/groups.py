@@ -102,5 +102,6 @@ class Group:
 
     def leave(self) -> None:
         """This process will not use it any more."""
-        self.left = True
-        self.connection.leave(self)
+        if not self.left:
+            self.left = True
+            self.connection.leave(self)

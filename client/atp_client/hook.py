@@ -87,7 +87,7 @@ def _group_of(state: Any) -> Group:
         seconds = _seconds(group)
         connection, number = agree(dist.PrefixStore("atp/hook", _store(group)), dist.get_rank(state), size, seconds)
         made = _groups[group] = Group(connection, number, seconds)
-        weakref.finalize(group, made.leave).atexit = False
+        weakref.finalize(group, connection.leave_later, made).atexit = False
         return made
 
 

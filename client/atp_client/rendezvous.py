@@ -18,6 +18,8 @@ from atp_client.errors import AtpError, EpochError, OperationTimeoutError, Usage
 
 # How long a failing group rank 0, which often holds the store, stays for the others to read why.
 _LINGER_SECONDS = 5.0
+# The least time that the ranks have to come, whatever time-out the operations of the group have.
+_LEAST_SECONDS = 30.0
 
 
 class _Board:
@@ -60,7 +62,7 @@ class _Board:
                     return value
             if time.monotonic() >= self._end:
                 raise OperationTimeoutError(
-                    f"the process group did not come about within {self._seconds:g} s, its timeout: {self._missing()}"
+                    f"the process group did not come about within {self._seconds:g} s: {self._missing()}"
                 )
             time.sleep(pause)
             pause = min(0.1, 1.5 * pause)
@@ -141,7 +143,7 @@ def agree(store: Any, rank: int, size: int, seconds: float) -> tuple[Connection,
     Raises:
         AtpError: this rank, or another, cannot use ATP, or they are not the workers of one job.
     """
-    board = _Board(store, rank, size, seconds)
+    board = _Board(store, rank, size, max(_LEAST_SECONDS, seconds))
     try:
         connection = connect()
         if connection.world_size != size:

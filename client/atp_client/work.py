@@ -9,7 +9,6 @@ a Work whose Python half would go while C++ holds the other one stays, until C++
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -57,20 +56,21 @@ class _References:
 
 
 _references = _References()
+# Without a lock: the garbage collector may call __del__ anywhere, also while this thread holds one.
 _held: deque[Any] = deque(maxlen=None if _references.known else _KEPT_BLINDLY)
-_held_lock = threading.Lock()
 
 
 def release_unheld() -> None:
     """Lets go of the Works that C++ does not hold any more."""
     if not _held or not _references.known:
         return
-    gone: list[Any] = []
-    with _held_lock:
-        for _ in range(len(_held)):
+    for _ in range(len(_held)):
+        try:
             work = _held.popleft()
-            (_held if _references.count(work) > 1 else gone).append(work)
-    del gone
+        except IndexError:
+            return
+        if _references.count(work) > 1:
+            _held.append(work)
 
 
 class Work(_Base):  # type: ignore[misc]
@@ -80,9 +80,9 @@ class Work(_Base):  # type: ignore[misc]
         # Called once, when Python has no reference left. Appending makes one.
         if _references.known and _references.count(self) <= 1:
             return
-        with _held_lock:
-            _held.append(self)
-        release_unheld()
+        _held.append(self)
+        if len(_held) % 256 == 0:
+            release_unheld()
 
 
 class AtpWork(Work):
