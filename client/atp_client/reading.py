@@ -11,6 +11,7 @@ first.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections import deque
@@ -76,10 +77,14 @@ class Readers:
                 gate.acquire()
         finally:
             with self.lock:
-                if gate in self._followers:
+                chosen = gate not in self._followers
+                if not chosen:
                     self._followers.remove(gate)
                 if thing.waiters is not None:
                     thing.waiters.remove(gate)
+            if chosen and sys.exc_info()[0] is not None:
+                # Interrupted (Ctrl-C) just when it was this thread's turn to lead.
+                self._pass_on(own_callbacks=False)
 
     def wake(self, thing: Any) -> None:
         """Wakes who waits for a thing that is done and has waiters. With the lock held."""

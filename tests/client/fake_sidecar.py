@@ -17,6 +17,7 @@ import threading
 from array import array
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 _SUBMIT = struct.Struct("<4BI6QI4x")
@@ -67,6 +68,11 @@ class FakeSidecars:
     def path(self, rank: int) -> Path:
         """The socket of a rank's sidecar."""
         return self.directory / f"rank-{rank}.sock"
+
+    @property
+    def workers(self) -> list[SimpleNamespace]:
+        """As a Job's: each with its socket."""
+        return [SimpleNamespace(socket=self.path(rank)) for rank in range(self.ranks)]
 
     def _serve(self) -> None:
         while not self._stop:
@@ -182,13 +188,13 @@ class FakeSidecars:
                 }
                 self.send(client, {**failed, "broken": False})
             return
-        blocks = []
+        blocks: list[array[Any]] = []
         for client, part in here.values():
             code, count, offset = _CODES[part[1]], part[11], part[10]
             data = client.segments[part[4]][offset : offset + 4 * count] if count else b""
             blocks.append(array(code, data))
         mean = next(iter(here.values()))[1][2] == 1
-        total = array(blocks[0].typecode, map(sum, zip(*blocks, strict=True)))
+        total: array[Any] = array(blocks[0].typecode, map(sum, zip(*blocks, strict=True)))
         if mean:
             total = array("f", (value / self.ranks for value in total))
         for client, part in here.values():

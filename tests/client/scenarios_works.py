@@ -372,3 +372,71 @@ def any_magnitude() -> None:
     dist.all_reduce(tensor)
     assert torch.allclose(tensor, torch.full((3,), 3e-9 * size), rtol=1e-6, atol=0)
     dist.destroy_process_group()
+
+
+# -- over sidecars that only act (fake_sidecar.py)
+
+
+def last_words(elements: int) -> list:
+    """Keeps submitting until the sidecar has hung up; says what every handle ended with."""
+    import atp_client
+
+    init(60.0)
+    dist.all_reduce(torch.ones(1))
+    print("ready", flush=True)
+    flying, ends = [], []
+    try:
+        for _ in range(2000):
+            flying.append(dist.all_reduce(torch.ones(elements), async_op=True))
+            time.sleep(0.005)
+    except atp_client.AtpError as error:
+        ends.append(type(error).__name__)
+    for work in flying:
+        try:
+            work.wait()
+            ends.append("done")
+        except atp_client.AtpError as error:
+            ends.append(type(error).__name__)
+    return sorted(set(ends))
+
+
+def collected_while_locked() -> None:
+    """The garbage collector ends process groups and works wherever it likes, also where this thread holds our locks."""
+    import atp_client
+
+    init(60.0)
+    connection = atp_client.connect()
+    for _ in range(3):
+        group = dist.new_group(list(range(dist.get_world_size())))
+        work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+        work.wait()
+        work.myself, group.myself = work, group  # only the collector can end these
+        dist.destroy_process_group(group)
+        with connection.readers.lock, connection._send_lock:
+            del group, work
+            gc.collect()
+        dist.all_reduce(torch.ones(3))
+    dist.destroy_process_group()
+
+
+def warned() -> None:
+    """The sidecar's warnings are logged, each once."""
+    init(60.0)
+    dist.all_reduce(torch.ones(3))
+    print("ready", flush=True)
+    for _ in range(60):
+        dist.all_reduce(torch.ones(3))
+        time.sleep(0.05)
+
+
+def large_ones(elements: int, tensors: int) -> int:
+    """Tensors larger than the shared memory, several at once."""
+    import atp_client
+
+    init(60.0)
+    made = [torch.full((elements,), 1.0) for _ in range(tensors)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in made]
+    for tensor, work in zip(made, works, strict=True):
+        work.wait()
+        assert (tensor == dist.get_world_size()).all()
+    return atp_client.connect().shared_bytes
