@@ -49,7 +49,7 @@ _ADVICE = {
         PeerError,
         "a worker or the parameter server does not answer: kubectl get pods -l atp.dev/job=<job>, then its logs",
     ),
-    "PeerGone": (PeerError, "restart the job; the logs of the other workers say why they left"),
+    "PeerGone": (PeerError, "see why it left: kubectl get pods -l atp.dev/job=<job>, then its logs"),
     "Aborted": (PeerError, "see the logs of the rank that gave up"),
     "Timeout": (OperationTimeoutError, "see what the slow rank does, or raise the timeout of the process group"),
     "Cancelled": (PeerError, "the operation was cancelled; see the log of container atp-sidecar"),

@@ -137,8 +137,8 @@ def test_peer_gone_under_ddp(pair: Job, ranks: Ranks) -> None:
     children[1].says("ready")
     children[1].kill()
     _, text = children[0].error(60)
-    assert "ATP Stalled" in text
-    assert "rank 1" in text
+    assert "ATP PeerGone" in text
+    assert "rank 1 has left the process group" in text
 
 
 def test_sidecar_killed(tmp_path: Path, ranks: Ranks) -> None:
