@@ -114,12 +114,14 @@ class Results:
         lines = [
             f"Measured with torch {self.torch.split('+')[0]}.",
             "",
-            "| suite | gloo passed | failed | skipped | atp passed | failed | skipped | pass on gloo only |",
-            "|---|---|---|---|---|---|---|---|",
+            "| suite | gloo passed | failed | skipped | atp passed | failed | skipped | pass on gloo only | made an atp group |",
+            "|---|---|---|---|---|---|---|---|---|",
         ]
         for suite in self.suites:
             counts = [str(self.count(suite, backend, outcome)) for backend in BACKENDS for outcome in OUTCOMES]
-            lines.append(f"| {suite} | {' | '.join(counts)} | {len(self.only_atp(suite))} |")
+            passed = [each["atp"] for each in self.suites[suite].values() if "atp" in each]
+            proven = sum(outcome.outcome == "passed" and outcome.groups > 0 for outcome in passed)
+            lines.append(f"| {suite} | {' | '.join(counts)} | {len(self.only_atp(suite))} | {proven} |")
         lines += ["", *self._list("Pass on gloo and not on atp", "only_atp", exceptions)]
         both = [
             f"`{suite}.{test}`"

@@ -47,7 +47,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 
 def test_the_tables_name_reasons() -> None:
     text = results().markdown({"suite.A.lost": "because"})
-    assert "| suite | 3 | 2 | 1 | 2 | 2 | 2 | 2 |" in text
+    assert "| suite | 3 | 2 | 1 | 2 | 2 | 2 | 2 | 0 |" in text
     assert "- `suite.A.lost`: because" in text
     assert "- `suite.A.left_out`: no reason given" in text
     assert "Fail on both here: `suite.A.never`." in text
