@@ -114,7 +114,8 @@ class Results:
         lines = [
             f"Measured with torch {self.torch.split('+')[0]}.",
             "",
-            "| suite | gloo passed | failed | skipped | atp passed | failed | skipped | pass on gloo only | made an atp group |",
+            "| suite | gloo passed | failed | skipped | atp passed | failed | skipped | pass on gloo only "
+            "| made an atp group |",
             "|---|---|---|---|---|---|---|---|---|",
         ]
         for suite in self.suites:
