@@ -156,7 +156,6 @@ class Connection:
 
     def new_group_number(self) -> int:
         """A number that no other group of the epoch has."""
-        self.leave_left()
         return self.rank << 48 | self.welcome.session << 32 | next(self._group_numbers)
 
     # -- sending

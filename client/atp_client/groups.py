@@ -40,6 +40,7 @@ class Group:
         # Parts without an answer.
         self.outstanding = 0
         self._next = 0
+        connection.leave_left()
 
     def start(
         self, address: int, count: int, itemsize: int, dtype: int, mean: int, keep: Any, seconds: float = 0.0

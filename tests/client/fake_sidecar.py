@@ -47,6 +47,7 @@ class FakeSidecars:
         self.ranks = ranks
         self.segment_bytes = segment_bytes
         self.may_grow = may_grow
+        self.job, self.epoch = "team-a/fake", 1
         # Answers are held back while set; what was asked stays.
         self.hold = False
         self.heard: list[dict[str, Any]] = []
@@ -142,8 +143,8 @@ class FakeSidecars:
                 "type": "welcome",
                 "rank": client.rank,
                 "worldSize": self.ranks,
-                "job": "team-a/fake",
-                "epoch": 1,
+                "job": self.job,
+                "epoch": self.epoch,
                 "mode": "HostOnly",
                 "masterAddress": "127.0.0.1",
                 "scale": "Auto",

@@ -4,6 +4,7 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_sidecar import FakeSidecars
@@ -79,3 +80,33 @@ def test_more_memory_is_asked_for_and_not_needed(tmp_path: Path, ranks: Ranks, m
         for used in values(children):
             assert used == 2 << 20 if not may_grow else 2 << 20 < used <= 32 << 20
         assert ("shared memory stays at" in children[0].output()) == (not may_grow)
+
+
+@pytest.mark.parametrize(
+    ("other", "kind", "words"),
+    [
+        ({"job": "team-b/else"}, "UsageError", "runs in a pod of job team-a/fake, rank 1 in one of team-b/else"),
+        ({"epoch": 2}, "EpochError", "has joined epoch 1 of job team-a/fake, rank 1 epoch 2"),
+    ],
+)
+def test_ranks_of_different_jobs_or_epochs_are_no_group(
+    tmp_path: Path, ranks: Ranks, other: dict, kind: str, words: str
+) -> None:
+    with FakeSidecars(tmp_path / "one", 2) as one, FakeSidecars(tmp_path / "two", 2) as two:
+        for name, value in other.items():
+            setattr(two, name, value)
+        mixed = SimpleNamespace(workers=[one.workers[0], two.workers[1]])
+        for child in ranks(mixed, "only_init"):
+            assert child.error()[0] == kind
+            assert words in child.error()[1]
+
+
+def test_all_ranks_fail_at_once_when_one_has_no_sidecar(fake: FakeSidecars, tmp_path: Path, ranks: Ranks) -> None:
+    mixed = SimpleNamespace(workers=[fake.workers[0], SimpleNamespace(socket=tmp_path / "none.sock")])
+    begin = time.monotonic()
+    first, second = ranks(mixed, "only_init")
+    assert second.error()[0] == "NoSidecarError"
+    kind, text = first.error()
+    assert kind == "PeerError"
+    assert "rank 1 of the process group cannot use ATP: no ATP sidecar at" in text
+    assert time.monotonic() - begin < 60
