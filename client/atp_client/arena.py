@@ -13,7 +13,6 @@ class Arena:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.free = size
         self._ranges: list[tuple[int, int]] = [(0, size)]
         self._used: dict[int, int] = {}
 
@@ -27,9 +26,12 @@ class Arena:
                 else:
                     self._ranges[index] = (offset + need, room - need)
                 self._used[offset] = need
-                self.free -= need
                 return offset
         return None
+
+    def begins(self, offset: int) -> bool:
+        """Whether a range is allocated that begins there."""
+        return offset in self._used
 
     def release(self, offset: int) -> None:
         """Gives a range back.
@@ -38,7 +40,6 @@ class Arena:
             KeyError: none is allocated there.
         """
         size = self._used.pop(offset)
-        self.free += size
         ranges = self._ranges
         at = bisect_left(ranges, (offset, 0))
         if at < len(ranges) and ranges[at][0] == offset + size:

@@ -18,8 +18,8 @@ from atp_client.errors import SidecarLostError
 
 # Holding the interpreter's lock is cheaper than giving it away for a small copy.
 _SMALL_BYTES = 1 << 14
-# Larger rooms are always given back to their segment.
-_SPARE_BYTES = 1 << 12
+_SMALL_ROOM_BYTES = 1 << 12
+_BLOCK_BYTES = 1 << 14
 
 
 def _memmove(library: Any) -> Any:
@@ -51,6 +51,8 @@ class Segment:
     def __init__(self, index: int, path: str, size: int) -> None:
         self.index = index
         self.arena = Arena(size)
+        # Where blocks of small rooms begin.
+        self.blocks: set[int] = set()
         try:
             with Path(path).open("r+b") as file:
                 self._map = mmap.mmap(file.fileno(), size)
@@ -71,16 +73,15 @@ class Memory:
         self.total = 0
         self.free = 0
         self._segments: list[Segment] = []
-        # Small rooms that were given back, by size, for the next of that size: taking one is most of what a small
-        # tensor costs.
-        self._spare: dict[int, list[tuple[Segment, int]]] = {}
-        self._spare_bytes = 0
+        # Blocks are cut into small rooms of one size, which stay so: finding room is most of what a small tensor costs.
+        self._rooms: dict[int, list[tuple[Segment, int]]] = {}
+        self._block_bytes = 0
 
     def add(self, segment: Segment) -> None:
         """Takes a segment into use."""
         self._segments.append(segment)
         self.total += segment.arena.size
-        self.free += segment.arena.free
+        self.free += segment.arena.size
 
     def take(self, size: int, first: bool) -> tuple[Segment, int] | None:
         """Segment and offset for a part of `size` > 0 bytes, or None if it may have no room now.
@@ -90,46 +91,48 @@ class Memory:
             first: its group has no other part outstanding.
         """
         size = (size + 63) & -64
-        spare = self._spare.get(size)
-        if spare:
-            self._spare_bytes -= size
-            return spare.pop()
         if not first and 2 * (self.free - size) < self.total:
             return None
-        room = self._allocate(size)
-        if room is None and self._spare_bytes:
-            self._merge()
+        room = None
+        if size <= _SMALL_ROOM_BYTES:
+            rooms = self._rooms.get(size) or self._cut(size)
+            if rooms:
+                room = rooms.pop()
+        if room is None:
             room = self._allocate(size)
+        if room is not None:
+            self.free -= size
         return room
+
+    def _cut(self, size: int) -> list[tuple[Segment, int]]:
+        """Rooms of a new block, if there may be one."""
+        if 2 * (self._block_bytes + _BLOCK_BYTES) > self.total:
+            return []
+        block = self._allocate(_BLOCK_BYTES)
+        if block is None:
+            return []
+        segment, offset = block
+        segment.blocks.add(offset)
+        self._block_bytes += _BLOCK_BYTES
+        rooms = self._rooms.setdefault(size, [])
+        rooms += [(segment, offset + size * number) for number in range(_BLOCK_BYTES // size)]
+        return rooms
 
     def _allocate(self, size: int) -> tuple[Segment, int] | None:
         for segment in self._segments:
             offset = segment.arena.allocate(size)
             if offset is not None:
-                self.free -= size
                 return segment, offset
         return None
-
-    def _merge(self) -> None:
-        for size, rooms in self._spare.items():
-            for segment, offset in rooms:
-                segment.arena.release(offset)
-                self.free += size
-        self._spare.clear()
-        self._spare_bytes = 0
 
     def give(self, segment: Segment, offset: int, size: int) -> None:
         """Gives a part's room of `size` bytes back."""
         size = (size + 63) & -64
-        if size <= _SPARE_BYTES and 16 * (self._spare_bytes + size) <= self.total:
-            rooms = self._spare.get(size)
-            if rooms is None:
-                rooms = self._spare[size] = []
-            rooms.append((segment, offset))
-            self._spare_bytes += size
-            return
-        segment.arena.release(offset)
         self.free += size
+        if size <= _SMALL_ROOM_BYTES and (offset in segment.blocks or not segment.arena.begins(offset)):
+            self._rooms[size].append((segment, offset))
+        else:
+            segment.arena.release(offset)
 
     def growth(self, size: int, first: bool) -> int:
         """Bytes of a segment to ask for when a part of `size` bytes got no room; 0: it waits for room instead."""

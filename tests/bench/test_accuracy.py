@@ -3,19 +3,31 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torchenv
 
 ROOT = Path(__file__).resolve().parents[2]
-for folder in ("bench", "tests/sidecar"):
-    sys.path.insert(0, str(ROOT / folder))
+sys.path.insert(0, str(ROOT / "tests" / "sidecar"))
 
-import accuracy  # noqa: E402
 from atp_harness import Job  # noqa: E402
+
+
+def script(name: str) -> ModuleType:
+    """A script of bench/. The folder must not be on sys.path: its names (transport) would hide packages of the tests."""
+    spec = importlib.util.spec_from_file_location(f"bench_{name}", ROOT / "bench" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+accuracy = script("accuracy")
 
 
 def errors(rows: list[dict[str, Any]], setting: str) -> dict[float, float]:

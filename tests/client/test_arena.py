@@ -30,12 +30,13 @@ def test_ranges(steps: list[int]) -> None:
             assert offset % 64 == 0
             assert offset + step <= 1024
             assert all(offset + step <= start or start + size <= offset for start, size in used.items())
+            assert memory.begins(offset)
             used[offset] = step
         elif used:
             offset = sorted(used)[step % len(used)]
             del used[offset]
             memory.release(offset)
+            assert not memory.begins(offset)
     for offset in used:
         memory.release(offset)
-    assert memory.idle
     assert memory.allocate(1024) == 0
