@@ -19,7 +19,7 @@ from atp_harness import Job  # noqa: E402
 
 
 def script(name: str) -> ModuleType:
-    """A script of bench/. The folder must not be on sys.path: its names (transport) would hide packages of the tests."""
+    """A script of bench/. That folder must not be on sys.path: its `transport` would hide a package of the tests."""
     spec = importlib.util.spec_from_file_location(f"bench_{name}", ROOT / "bench" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
