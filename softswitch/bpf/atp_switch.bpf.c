@@ -7,6 +7,9 @@
  * was taking it to the PS anyway. An ACK is replicated in tc, also where XDP aggregates: clones leave through the
  * egress queues, so rate limits hold, and any number of replicas may sit behind one port.
  *
+ * What may pass at all is the guard's to say (atp_guard.h), here for what comes in, and at the egress of a pod's veth
+ * for what would reach a job's host by another way.
+ *
  * Packets that are forwarded return TC_ACT_UNSPEC, not TC_ACT_OK: programs of others on the same hook have their turn.
  */
 #include <linux/bpf.h>
@@ -19,7 +22,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-#include "atp_switch_core.h"
+#include "atp_guard.h"
 #include "atp_switch_shared.h"
 
 #ifndef ATP_PROFILE
@@ -30,7 +33,9 @@
 #define ATP_OFF_UDP (ETH_HLEN + 20)
 #define ATP_OFF_HEADER (ETH_HLEN + 28)
 #define ATP_OFF_VALUES (ATP_OFF_HEADER + ATP_HEADER_BYTES)
-#define ATP_FRAGMENT 0x3fff /* more fragments, or an offset */
+#define ATP_FRAGMENT 0x3fff        /* more fragments, or an offset */
+#define ATP_FRAGMENT_OFFSET 0x1fff /* in units of 8 bytes: the UDP header is in the first fragment */
+#define ATP_SEGMENTS_MAX 128u      /* of a superframe: UDP_MAX_SEGMENTS of the kernel */
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -70,6 +75,23 @@ struct {
     __type(key, uint32_t);
     __type(value, struct atp_counters);
 } atp_counters SEC(".maps");
+
+/* Hosts of jobs by IPv4 address. Not preallocated: an entry that is replaced stays whole for those who read it. */
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __uint(max_entries, ATP_HOSTS);
+    __type(key, uint32_t);
+    __type(value, struct atp_host);
+} atp_hosts SEC(".maps");
+
+/* By ingress port. Of many that misbehave those that stopped long ago are forgotten first. */
+struct {
+    __uint(type, BPF_MAP_TYPE_LRU_HASH);
+    __uint(max_entries, 1024);
+    __type(key, uint32_t);
+    __type(value, struct atp_port_drops);
+} atp_drops SEC(".maps");
 
 /*
  * T is many ticks long, so ticks are fine enough for it; reading them is a load, where any clock of the kernel is a
@@ -157,29 +179,36 @@ static __always_inline struct atp_queue *atp_find_queue(const struct atp_job_ent
     return bpf_map_lookup_elem(&atp_queues, &slot);
 }
 
-enum atp_parsed {
-    ATP_PARSED_FOREIGN, /* not ATP */
-    ATP_PARSED_HEADER,
-    ATP_PARSED_SHORT_FRAME, /* ATP, but the header is not in the linear part, or too short for one */
-};
-
 struct atp_frame {
     struct atp_header h;
-    uint32_t length; /* ATP header and values, bytes */
-    uint32_t bytes;  /* frame without padding */
-    uint32_t ce;     /* the IP header has the congestion mark */
+    const struct atp_host *from; /* of a packet between hosts of a job; else NULL */
+    uint32_t length;             /* ATP header and values, bytes */
+    uint32_t bytes;              /* frame without padding */
+    uint32_t ce;                 /* the IP header has the congestion mark */
 };
 
-/* Everything up to the ATP header; the frame's first ATP_OFF_HEADER bytes must be in reach. */
-static __always_inline int atp_is_ours(const void *data, const void *data_end) {
+enum atp_shape {
+    ATP_SHAPE_FOREIGN, /* not to the ATP port */
+    ATP_SHAPE_PLAIN,
+    ATP_SHAPE_ODD, /* to the ATP port, but with IP options, or the first fragment of a datagram */
+};
+
+static __always_inline enum atp_shape atp_shape_of(const void *data, const void *data_end) {
     const struct ethhdr *eth = data;
     const struct iphdr *ip = data + ETH_HLEN;
-    const struct udphdr *udp = data + ATP_OFF_UDP;
+    const struct udphdr *udp;
+    uint32_t words;
 
     if (data + ATP_OFF_HEADER > data_end)
-        return 0;
-    return eth->h_proto == bpf_htons(ETH_P_IP) && *(const uint8_t *)ip == 0x45 && ip->protocol == IPPROTO_UDP &&
-           udp->dest == bpf_htons(ATP_UDP_PORT) && !(ip->frag_off & bpf_htons(ATP_FRAGMENT));
+        return ATP_SHAPE_FOREIGN;
+    words = ip->ihl;
+    if (eth->h_proto != bpf_htons(ETH_P_IP) || ip->version != 4 || words < 5 || ip->protocol != IPPROTO_UDP ||
+        (ip->frag_off & bpf_htons(ATP_FRAGMENT_OFFSET)))
+        return ATP_SHAPE_FOREIGN;
+    udp = (const void *)ip + 4 * words;
+    if ((const void *)(udp + 1) > data_end || udp->dest != bpf_htons(ATP_UDP_PORT))
+        return ATP_SHAPE_FOREIGN;
+    return words == 5 && !(ip->frag_off & bpf_htons(ATP_FRAGMENT)) ? ATP_SHAPE_PLAIN : ATP_SHAPE_ODD;
 }
 
 /* Lengths come from the IP header, so the padding of a short frame does not count. 0: malformed, not ours to judge. */
@@ -213,6 +242,48 @@ static __always_inline void atp_write_header(void *data, const struct atp_header
     w[2] = bpf_htonl(h->bitmap1);
     w[3] = bpf_htonl(h->flags);
     udp->check = 0;
+}
+
+/* ---- guard ---- */
+
+static __always_inline uint32_t atp_source(const void *data) {
+    const struct iphdr *ip = data + ETH_HLEN;
+
+    return bpf_ntohl(ip->saddr);
+}
+
+static __always_inline const struct atp_host *atp_find_host(uint32_t address) {
+    return bpf_map_lookup_elem(&atp_hosts, &address);
+}
+
+static __always_inline enum atp_guard_verdict atp_guard_packet(const void *data, uint32_t port, struct atp_frame *f) {
+    const struct iphdr *ip = data + ETH_HLEN;
+    enum atp_guard_verdict verdict;
+
+    f->from = atp_find_host(atp_source(data));
+    verdict = atp_guard(f->from, atp_find_host(bpf_ntohl(ip->daddr)), port);
+    if (verdict != ATP_GUARD_JOB)
+        f->from = NULL;
+    return verdict;
+}
+
+/* A packet that is dropped is counted where it came in: that names who sent it. */
+static __noinline void atp_count_drop(uint32_t port, uint32_t source, enum atp_drop reason) {
+    struct atp_port_drops *drops = bpf_map_lookup_elem(&atp_drops, &port);
+
+    if (!drops) {
+        struct atp_port_drops none = {.port = port};
+        bpf_map_update_elem(&atp_drops, &port, &none, BPF_NOEXIST);
+        drops = bpf_map_lookup_elem(&atp_drops, &port);
+    }
+    if (!drops || reason >= ATP_DROPS)
+        return;
+    drops->last_source = source;
+    __sync_fetch_and_add(&drops->dropped[reason], 1);
+}
+
+static __always_inline enum atp_drop atp_drop_of(enum atp_guard_verdict verdict) {
+    return verdict == ATP_GUARD_SOURCE ? ATP_D_SOURCE : ATP_D_DESTINATION;
 }
 
 enum atp_locked_result {
@@ -373,60 +444,121 @@ static __always_inline int atp_replicate(struct __sk_buff *skb, const struct atp
     return TC_ACT_SHOT;
 }
 
+/* What a superframe holds: each of its packets must be its sender's own. */
+struct atp_segments {
+    struct __sk_buff *skb;
+    const struct atp_host *from;
+    uint32_t size; /* bytes of a segment */
+    uint32_t forged;
+};
+
+static long atp_check_segment(uint32_t i, struct atp_segments *s) {
+    struct atp_header h;
+    uint32_t w[4];
+
+    if (bpf_skb_load_bytes(s->skb, ATP_OFF_HEADER + i * s->size, w, sizeof(w))) {
+        s->forged = 1;
+        return 1;
+    }
+    h.key = bpf_ntohl(w[0]);
+    h.bitmap0 = bpf_ntohl(w[1]);
+    h.bitmap1 = bpf_ntohl(w[2]);
+    h.flags = bpf_ntohl(w[3]);
+    s->forged = !atp_is_own(s->from, &h);
+    return s->forged;
+}
+
+/* Several packets in one buffer are not aggregated, so they must be such as need no switch. */
+static __always_inline int atp_superframe_is_own(struct __sk_buff *skb, const struct atp_host *from) {
+    struct atp_segments s = {.skb = skb, .from = from, .size = skb->gso_size};
+    uint32_t bytes = skb->len - ATP_OFF_HEADER;
+
+    if (skb->len <= ATP_OFF_HEADER || s.size < ATP_HEADER_BYTES || bytes > s.size * ATP_SEGMENTS_MAX)
+        return 0;
+    bpf_loop((bytes + s.size - 1) / s.size, atp_check_segment, &s, 0);
+    return !s.forged;
+}
+
 static __always_inline int atp_tc_main(struct __sk_buff *skb, const int acks_only) {
     void *data = (void *)(long)skb->data;
     void *data_end = (void *)(long)skb->data_end;
+    const uint32_t port = skb->ifindex;
     struct atp_admitted admitted = {0};
     struct atp_frame f = {0};
+    enum atp_guard_verdict verdict;
     struct atp_job_entry *job;
-    uint32_t job_id, wanted;
+    enum atp_action action;
+    enum atp_shape shape;
+    uint32_t job_id, wanted, source;
     uint64_t *c;
 
-    if (!atp_is_ours(data, data_end)) /* atp_tc_entry() has seen that it is; this is for the verifier */
+    shape = atp_shape_of(data, data_end);
+    if (shape == ATP_SHAPE_FOREIGN) /* atp_tc_entry() has seen that it is not; this is for the verifier */
         return TC_ACT_UNSPEC;
-    if (skb->gso_size) { /* several packets in one buffer: their sum would be wrong, so they go to the PS */
+    source = atp_source(data);
+    verdict = atp_guard_packet(data, port, &f);
+    if (verdict == ATP_GUARD_SOURCE || verdict == ATP_GUARD_DESTINATION) {
+        atp_count_drop(port, source, atp_drop_of(verdict));
+        return TC_ACT_SHOT;
+    }
+    if (shape == ATP_SHAPE_ODD)
+        goto odd;
+    if (skb->gso_size) {
         c = atp_find_counters(0);
         if (c && !acks_only)
             c[ATP_C_PASSED_GSO]++;
+        if (f.from && !atp_superframe_is_own(skb, f.from)) {
+            atp_count_drop(port, source, ATP_D_FORGED);
+            return TC_ACT_SHOT;
+        }
         return TC_ACT_UNSPEC;
     }
     if (!atp_lengths(data, skb->len, &f))
-        return TC_ACT_UNSPEC;
+        goto odd;
     if (f.length < ATP_HEADER_BYTES) {
+        if (f.from || acks_only || !atp_control_area.unguarded_jobs)
+            goto odd;
         c = atp_find_counters(0);
-        if (c && !acks_only) {
+        if (c) {
             c[ATP_C_REJECTED_SHORT]++;
             c[ATP_C_BYTES_IN] += f.bytes;
         }
-        return acks_only ? TC_ACT_UNSPEC : TC_ACT_SHOT;
+        return TC_ACT_SHOT;
     }
     wanted = f.bytes;
     if (wanted > ATP_OFF_VALUES + 4 * ATP_PROFILE)
         wanted = ATP_OFF_VALUES; /* too long for any job here: the header is enough to count it */
     if (data + wanted > data_end) {
         if (bpf_skb_pull_data(skb, wanted))
-            return TC_ACT_UNSPEC;
+            goto odd;
         data = (void *)(long)skb->data;
         data_end = (void *)(long)skb->data_end;
     }
     if (data + ATP_OFF_VALUES > data_end)
-        return TC_ACT_UNSPEC;
+        goto odd;
     atp_read_header(data, &f.h);
     if (acks_only && (f.h.flags & (ATP_F_ACK | ATP_F_RAW)) != ATP_F_ACK)
-        return TC_ACT_UNSPEC;
+        return TC_ACT_UNSPEC; /* judged in XDP, and a sum by now perhaps */
+    if (f.from && !atp_may_send(f.from, &f.h))
+        goto forged;
 
     job_id = f.h.key >> ATP_JOB_ID_SHIFT;
     job = atp_find_job(job_id);
+    if (job && job->hosts && !f.from)
+        return TC_ACT_UNSPEC; /* it looks like a packet of this job, but none of its hosts has to do with it */
     c = atp_find_counters(job ? job_id : 0);
     if (!c)
         return TC_ACT_UNSPEC;
+    if (f.from && (!job || (f.h.flags & ATP_F_RAW)) && !atp_is_own(f.from, &f.h))
+        goto forged;
     c[ATP_C_BYTES_IN] += f.bytes;
     if (!job) {
         c[ATP_C_PASSED_UNKNOWN_JOB]++;
         c[ATP_C_BYTES_OUT] += f.bytes;
         return TC_ACT_UNSPEC;
     }
-    switch (atp_admit(job, &f.h, skb->ifindex, f.length, c, &admitted)) {
+    action = atp_admit(job, &f.h, port, f.length, c, &admitted);
+    switch (action) {
     case ATP_ACK:
         atp_release_by_ack(&f.h, c);
         return atp_replicate(skb, job, f.bytes, c);
@@ -435,6 +567,7 @@ static __always_inline int atp_tc_main(struct __sk_buff *skb, const int acks_onl
         c[ATP_C_BYTES_OUT] += f.bytes;
         return TC_ACT_UNSPEC;
     case ATP_DROP:
+        atp_count_drop(port, source, ATP_D_ADMISSION);
         return TC_ACT_SHOT;
     case ATP_AGGREGATE:
         if (acks_only || !atp_aggregate(data, data_end, &f, job, &admitted, c))
@@ -445,6 +578,15 @@ static __always_inline int atp_tc_main(struct __sk_buff *skb, const int acks_onl
     }
     atp_account(job, &f, c);
     return TC_ACT_UNSPEC;
+
+odd: /* an end host would not make sense of it; between others it is none of ours */
+    if (!f.from)
+        return TC_ACT_UNSPEC;
+    atp_count_drop(port, source, ATP_D_MALFORMED);
+    return TC_ACT_SHOT;
+forged:
+    atp_count_drop(port, source, ATP_D_FORGED);
+    return TC_ACT_SHOT;
 }
 
 SEC("tc")
@@ -472,22 +614,38 @@ struct {
 };
 
 /*
+ * Whether a frame is to the ATP port. With a VLAN tag, which the kernel keeps beside the frame, it is ordinary traffic.
+ * Everything up to the UDP header is in reach then.
+ */
+static __always_inline enum atp_shape atp_tc_shape(struct __sk_buff *skb) {
+    void *data = (void *)(long)skb->data;
+    void *data_end = (void *)(long)skb->data_end;
+
+    if (skb->protocol != bpf_htons(ETH_P_IP) || skb->vlan_present)
+        return ATP_SHAPE_FOREIGN;
+    if (data + ATP_OFF_HEADER > data_end) {
+        if (skb->len < ATP_OFF_HEADER || bpf_skb_pull_data(skb, ATP_OFF_HEADER))
+            return ATP_SHAPE_FOREIGN;
+        data = (void *)(long)skb->data;
+        data_end = (void *)(long)skb->data_end;
+        if (data + ATP_OFF_HEADER > data_end)
+            return ATP_SHAPE_FOREIGN;
+    }
+    if (*(const uint8_t *)(data + ETH_HLEN) != 0x45) { /* IP options: the UDP header is behind them */
+        if (bpf_skb_pull_data(skb, skb->len < ATP_OFF_HEADER + 40 ? skb->len : ATP_OFF_HEADER + 40))
+            return ATP_SHAPE_FOREIGN;
+        data = (void *)(long)skb->data;
+        data_end = (void *)(long)skb->data_end;
+    }
+    return atp_shape_of(data, data_end);
+}
+
+/*
  * Everybody's traffic passes here. A program that writes to packets makes the kernel unshare each one that it meets,
  * before its first instruction; so this one only reads, and leaves ATP to another.
  */
 static __always_inline int atp_tc_entry(struct __sk_buff *skb, const uint32_t next) {
-    void *data = (void *)(long)skb->data;
-    void *data_end = (void *)(long)skb->data_end;
-
-    if (skb->protocol != bpf_htons(ETH_P_IP))
-        return TC_ACT_UNSPEC;
-    if (data + ATP_OFF_HEADER > data_end) {
-        if (skb->len < ATP_OFF_HEADER || bpf_skb_pull_data(skb, ATP_OFF_HEADER))
-            return TC_ACT_UNSPEC;
-        data = (void *)(long)skb->data;
-        data_end = (void *)(long)skb->data_end;
-    }
-    if (atp_is_ours(data, data_end))
+    if (atp_tc_shape(skb) != ATP_SHAPE_FOREIGN)
         bpf_tail_call(skb, &atp_tail_calls, next);
     return TC_ACT_UNSPEC;
 }
@@ -503,20 +661,62 @@ int atp_tc_ack(struct __sk_buff *skb) {
     return atp_tc_entry(skb, ATP_TAIL_ACK_WORK);
 }
 
+/*
+ * At the egress of a port: what is about to reach a host of a job behind it, by whatever way it came. Programs at the
+ * ports where it came in have seen most of it; this sees what came in elsewhere, from this machine itself too.
+ */
+SEC("tc")
+int atp_tc_guard(struct __sk_buff *skb) {
+    enum atp_guard_verdict verdict;
+    const struct atp_host *to;
+    enum atp_shape shape = atp_tc_shape(skb);
+    void *data = (void *)(long)skb->data;
+    void *data_end = (void *)(long)skb->data_end;
+    const struct iphdr *ip = data + ETH_HLEN;
+    const struct atp_host *from;
+
+    if (shape == ATP_SHAPE_FOREIGN || data + ATP_OFF_HEADER > data_end)
+        return TC_ACT_UNSPEC;
+    to = atp_find_host(bpf_ntohl(ip->daddr));
+    if (!to || to->port != skb->ifindex)
+        return TC_ACT_UNSPEC;
+    from = atp_find_host(bpf_ntohl(ip->saddr));
+    verdict = atp_guard(from, to, skb->ingress_ifindex);
+    if (verdict == ATP_GUARD_JOB && shape == ATP_SHAPE_PLAIN)
+        return TC_ACT_UNSPEC;
+    atp_count_drop(skb->ingress_ifindex, bpf_ntohl(ip->saddr),
+                   verdict == ATP_GUARD_JOB ? ATP_D_MALFORMED : atp_drop_of(verdict));
+    return TC_ACT_SHOT;
+}
+
 /* ---- XDP ---- */
 
 static __always_inline int atp_xdp_main(struct xdp_md *ctx) {
     void *data = (void *)(long)ctx->data;
     void *data_end = (void *)(long)ctx->data_end;
+    const uint32_t port = ctx->ingress_ifindex;
     struct atp_admitted admitted = {0};
     struct atp_frame f = {0};
+    enum atp_guard_verdict verdict;
     struct atp_job_entry *job;
-    uint32_t job_id;
+    enum atp_shape shape;
+    uint32_t job_id, source;
     uint64_t *c;
 
-    if (!atp_is_ours(data, data_end) || !atp_lengths(data, (uint32_t)(data_end - data), &f))
+    shape = atp_shape_of(data, data_end);
+    if (shape == ATP_SHAPE_FOREIGN || data + ATP_OFF_HEADER > data_end)
         return XDP_PASS;
+    source = atp_source(data);
+    verdict = atp_guard_packet(data, port, &f);
+    if (verdict == ATP_GUARD_SOURCE || verdict == ATP_GUARD_DESTINATION) {
+        atp_count_drop(port, source, atp_drop_of(verdict));
+        return XDP_DROP;
+    }
+    if (shape == ATP_SHAPE_ODD || !atp_lengths(data, (uint32_t)(data_end - data), &f))
+        goto odd;
     if (f.length < ATP_HEADER_BYTES) {
+        if (f.from || !atp_control_area.unguarded_jobs)
+            goto odd;
         c = atp_find_counters(0);
         if (c) {
             c[ATP_C_REJECTED_SHORT]++;
@@ -525,23 +725,29 @@ static __always_inline int atp_xdp_main(struct xdp_md *ctx) {
         return XDP_DROP;
     }
     if (data + ATP_OFF_VALUES > data_end)
-        return XDP_PASS;
+        goto odd;
     atp_read_header(data, &f.h);
+    if (f.from && !atp_may_send(f.from, &f.h))
+        goto forged;
     if ((f.h.flags & (ATP_F_ACK | ATP_F_RAW)) == ATP_F_ACK)
         return XDP_PASS; /* for atp_tc_ack */
 
     job_id = f.h.key >> ATP_JOB_ID_SHIFT;
     job = atp_find_job(job_id);
+    if (job && job->hosts && !f.from)
+        return XDP_PASS;
     c = atp_find_counters(job ? job_id : 0);
     if (!c)
         return XDP_PASS;
+    if (f.from && (!job || (f.h.flags & ATP_F_RAW)) && !atp_is_own(f.from, &f.h))
+        goto forged;
     c[ATP_C_BYTES_IN] += f.bytes;
     if (!job) {
         c[ATP_C_PASSED_UNKNOWN_JOB]++;
         c[ATP_C_BYTES_OUT] += f.bytes;
         return XDP_PASS;
     }
-    switch (atp_admit(job, &f.h, ctx->ingress_ifindex, f.length, c, &admitted)) {
+    switch (atp_admit(job, &f.h, port, f.length, c, &admitted)) {
     case ATP_AGGREGATE:
         if (!atp_aggregate(data, data_end, &f, job, &admitted, c))
             return XDP_DROP;
@@ -551,10 +757,20 @@ static __always_inline int atp_xdp_main(struct xdp_md *ctx) {
     case ATP_ACK:
     case ATP_ACK_ONE:
     case ATP_DROP:
+        atp_count_drop(port, source, ATP_D_ADMISSION);
         return XDP_DROP;
     }
     atp_account(job, &f, c);
     return XDP_PASS;
+
+odd:
+    if (!f.from)
+        return XDP_PASS;
+    atp_count_drop(port, source, ATP_D_MALFORMED);
+    return XDP_DROP;
+forged:
+    atp_count_drop(port, source, ATP_D_FORGED);
+    return XDP_DROP;
 }
 
 SEC("xdp")

@@ -4,7 +4,7 @@
  * The P4Runtime server (softswitch/atp_softswitch) is its only user besides tests; it calls it through ctypes.
  * Every function returns 0 or a negative errno and is safe to call from one thread at a time: -EINVAL for arguments that
  * can never be right, -ENOENT for what is not there, -ENOSPC when a table is full (4 ports for each bit of a level, 4 for
- * each rack in transit, 8 PS ports a job, 256 phantom queues), -ERANGE for regions beyond the aggregators, -EMSGSIZE for
+ * each rack in transit, 8 PS ports a job, 16,384 hosts, 256 phantom queues), -ERANGE for regions beyond the aggregators, -EMSGSIZE for
  * a profile larger than the switch's. Setting what is set already changes nothing.
  *
  * The tables are independent, as in P4Runtime: admission, transit, PS ports and groups may be set before their job, and
@@ -21,6 +21,7 @@
 
 #define ATP_REGIONS_MAX 4u
 #define ATP_JOBS 256u
+#define ATP_HOSTS 16384u
 
 struct atp_region {
     uint32_t start; /* first aggregatorIndex */
@@ -62,6 +63,42 @@ struct atp_replica {
     uint16_t dst_port; /* 0: leave */
 };
 
+enum atp_host_role {
+    ATP_HOST_WORKER = 1,
+    ATP_HOST_PS = 2,
+};
+
+/*
+ * Table host: an address that is one of a job's, by that address. A job of which the switch has a host is guarded: its
+ * packets, raw ones too, pass only between its hosts, each from its own port (atp_guard.h).
+ */
+struct atp_host {
+    uint32_t port;    /* the port that it is behind */
+    uint32_t mark;    /* hosts of one job have the same; also jobs without aggregators, whose job ID is not theirs alone */
+    uint32_t bitmap0; /* of the packets that a worker makes; 0: PS */
+    uint32_t bitmap1;
+    uint8_t job_id;
+    uint8_t role; /* enum atp_host_role */
+    uint8_t edge; /* of the packets that a worker makes */
+    uint8_t zero;
+};
+
+/* What was dropped of the packets that came in at one port. One home of their order: atp_drop_names(). */
+enum atp_drop {
+    ATP_D_SOURCE,      /* sent to a job's host by somebody who is none of that job, or with another port's address */
+    ATP_D_DESTINATION, /* sent by a job's host to somebody who is none of its job */
+    ATP_D_MALFORMED,   /* between hosts of a job: fragment, IP options, lengths that disagree, shorter than the header */
+    ATP_D_FORGED,      /* between hosts of a job: another's bits, an ACK by a worker, another job ID */
+    ATP_D_ADMISSION,   /* refused by the state machine; also counted by job */
+    ATP_DROPS
+};
+
+struct atp_port_drops {
+    uint32_t port;
+    uint32_t last_source; /* IPv4 address of the last packet that was dropped, host order */
+    uint64_t dropped[ATP_DROPS];
+};
+
 /* Counters of one job; of job 0: packets that belong to no known job. One home of their order: atp_counter_names(). */
 enum atp_counter {
     ATP_C_ALLOCATED,
@@ -86,7 +123,7 @@ enum atp_counter {
     ATP_C_REJECTED_ACK_SOURCE,
     ATP_C_BYTES_IN,
     ATP_C_BYTES_OUT,
-    ATP_C_PASSED_GSO,       /* tc: superframes, which cannot be aggregated: the sender must not use UDP segmentation */
+    ATP_C_PASSED_GSO,       /* tc: superframes, which are checked packet by packet but not aggregated */
     ATP_C_DROPPED_NO_ROUTE, /* relay: nothing says where the packet must go */
     ATP_C_DROPPED_BUSY,     /* BPF: another core held the aggregator for longer than a program may wait */
     ATP_COUNTERS
@@ -127,12 +164,18 @@ int atp_switch_set_transit(struct atp_switch *sw, const struct atp_transit_key *
 int atp_switch_delete_transit(struct atp_switch *sw, const struct atp_transit_key *key);
 int atp_switch_set_ps_port(struct atp_switch *sw, uint8_t job_id, uint32_t port);
 int atp_switch_delete_ps_port(struct atp_switch *sw, uint8_t job_id, uint32_t port);
+/* -EEXIST: the address is a host of another job. At most ATP_HOSTS. */
+int atp_switch_set_host(struct atp_switch *sw, uint32_t address, const struct atp_host *host);
+int atp_switch_delete_host(struct atp_switch *sw, uint32_t address);
 /* Replace a multicast group as a whole; count 0 deletes it. At most 64 replicas. Groups 1..1023. */
 int atp_switch_set_group(struct atp_switch *sw, uint32_t group, const struct atp_replica *replicas, uint32_t count);
 
 /* out[ATP_COUNTERS], summed over cores. */
 int atp_switch_read_counters(struct atp_switch *sw, uint8_t job_id, uint64_t *out);
 const char *const *atp_counter_names(void);
+/* BPF: ports at which something was dropped, up to `count`; returns how many, or a negative errno. */
+int atp_switch_read_drops(struct atp_switch *sw, struct atp_port_drops *out, uint32_t count);
+const char *const *atp_drop_names(void);
 int atp_switch_read_aggregator(struct atp_switch *sw, uint32_t index, struct atp_aggregator_state *state, int32_t *values);
 /* Free stale aggregators; returns how many, or a negative errno. */
 int atp_switch_sweep(struct atp_switch *sw);

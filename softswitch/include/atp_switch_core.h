@@ -53,8 +53,8 @@ struct atp_job_entry {
     struct atp_region region[ATP_REGIONS_MAX]; /* unused ones have size 0 */
     uint64_t lane[ATP_LEVELS];                 /* 2^k in both halves, from the fan-in of the level */
     uint32_t queue;                            /* 1 + slot of the phantom queue towards the PS; 0: none */
-    uint32_t zero;
-    uint32_t ps_port[ATP_PS_PORTS_MAX];                                /* 0: unused, here and below */
+    uint32_t hosts;                            /* how many hosts of this job the switch has; 0: not guarded */
+    uint32_t ps_port[ATP_PS_PORTS_MAX];        /* 0: unused, here and below */
     uint32_t admission[ATP_LEVELS][ATP_LEVEL_BITS][ATP_PORTS_PER_BIT]; /* by level and atp_bit_slot() */
     uint64_t transit[ATP_LEVEL_BITS][ATP_PORTS_PER_BIT];               /* port << 32 | allowed mask0 */
 };
@@ -152,6 +152,22 @@ ATP_INLINE int atp_may_transit(const struct atp_job_entry *job, const struct atp
     return (h->bitmap0 & ~mask) == 0;
 }
 
+ATP_INLINE int atp_is_ps_port(const struct atp_job_entry *job, uint32_t port) {
+    for (uint32_t i = 0; i < ATP_PS_PORTS_MAX; i++)
+        if (job->ps_port[i] == port)
+            return 1;
+    return 0;
+}
+
+/* Raw packets are never summed, so all that matters is whose they are: one worker's, or the PS's. */
+ATP_INLINE int atp_admits_raw(const struct atp_job_entry *job, const struct atp_header *h, uint32_t port) {
+    if (h->flags & ATP_F_ACK)
+        return atp_is_ps_port(job, port);
+    if (h->flags & ATP_F_EDGE)
+        return atp_is_admitted(job, 1, h->bitmap1, port);
+    return atp_is_admitted(job, 0, h->bitmap0, port) || (atp_is_one_bit(h->bitmap0) && atp_may_transit(job, h, port));
+}
+
 ATP_INLINE int atp_in_regions(const struct atp_job_entry *job, uint32_t index) {
     return index - job->region[0].start < job->region[0].size || index - job->region[1].start < job->region[1].size ||
            index - job->region[2].start < job->region[2].size || index - job->region[3].start < job->region[3].size;
@@ -166,6 +182,10 @@ ATP_INLINE enum atp_action atp_admit(const struct atp_job_entry *job, const stru
     const uint32_t index = h->flags & ATP_AGGREGATOR_INDEX_MASK;
 
     if (h->flags & ATP_F_RAW) {
+        if (job->hosts && !atp_admits_raw(job, h, port)) {
+            c[h->flags & ATP_F_ACK ? ATP_C_REJECTED_ACK_SOURCE : ATP_C_REJECTED_BIT]++;
+            return ATP_DROP;
+        }
         c[ATP_C_PASSED_RAW_FLOAT]++;
         return ATP_PASS;
     }
@@ -174,9 +194,8 @@ ATP_INLINE enum atp_action atp_admit(const struct atp_job_entry *job, const stru
         return ATP_DROP;
     }
     if (h->flags & ATP_F_ACK) {
-        for (uint32_t i = 0; i < ATP_PS_PORTS_MAX; i++)
-            if (job->ps_port[i] == port)
-                return h->flags & ATP_F_EDGE ? ATP_ACK_ONE : ATP_ACK;
+        if (atp_is_ps_port(job, port))
+            return h->flags & ATP_F_EDGE ? ATP_ACK_ONE : ATP_ACK;
         c[ATP_C_REJECTED_ACK_SOURCE]++;
         return ATP_DROP;
     }

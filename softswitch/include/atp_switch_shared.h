@@ -31,6 +31,8 @@ struct atp_control_area {
     /* Data path clock: jiffies * tick_ns + base_ns; tick_ns 0: the kernel's coarse monotonic clock. */
     uint64_t tick_ns;
     uint64_t base_ns;
+    /* Known jobs without hosts: then whoever sends to the ATP port counts as a part of them, see atp_guard.h. */
+    uint64_t unguarded_jobs;
     /* Each scan notes both clocks. */
     uint64_t seen_jiffies;
     uint64_t seen_ns;

@@ -20,7 +20,9 @@
 
 #include "switch.h"
 
-#define TCX_INGRESS 46 /* BPF_TCX_INGRESS, which the headers of Linux 6.1 do not have */
+/* BPF_TCX_INGRESS and BPF_TCX_EGRESS, which the headers of Linux 6.1 do not have. */
+#define TCX_INGRESS 46
+#define TCX_EGRESS 47
 /* Our place among the classic tc filters of an interface. */
 #define TC_HANDLE 0x1u
 #define TC_PRIORITY 10800u
@@ -31,14 +33,15 @@ enum attach_kind { ATTACH_TC = 1, ATTACH_XDP };
 struct attachment {
     uint32_t ifindex;
     enum attach_kind kind;
-    int tc_link;  /* tcx; -1: a classic tc filter */
-    int xdp_link; /* -1: none */
+    int tc_link;    /* tcx; -1: a classic tc filter */
+    int guard_link; /* the same at the egress */
+    int xdp_link;   /* -1: none */
 };
 
 struct atp_bpf {
     struct bpf_object *object;
-    int tc, tc_ack, xdp, xdp_bench, scan; /* programs */
-    int counters;                         /* map */
+    int tc, tc_ack, tc_guard, xdp, xdp_bench, scan; /* programs */
+    int counters, hosts, drops;                     /* maps */
     size_t aggregator_size;
     int cpus;
     bool classic_tc;
@@ -153,6 +156,34 @@ static int bpf_read_aggregator(struct atp_switch *sw, uint32_t index, struct atp
     return 0;
 }
 
+static int bpf_write_host(struct atp_switch *sw, uint32_t address, const struct atp_host *host) {
+    const struct atp_bpf *b = sw->bpf;
+
+    return host != NULL ? bpf_map_update_elem(b->hosts, &address, host, BPF_ANY)
+                        : bpf_map_delete_elem(b->hosts, &address);
+}
+
+static int bpf_read_drops(struct atp_switch *sw, struct atp_port_drops *out, uint32_t count) {
+    const struct atp_bpf *b = sw->bpf;
+    uint32_t found = 0;
+    uint32_t key;
+    int result = bpf_map_get_next_key(b->drops, NULL, &key);
+
+    while (result == 0 && found < count) {
+        uint32_t next;
+
+        /* An entry may be forgotten between the two calls. */
+        found += bpf_map_lookup_elem(b->drops, &key, &out[found]) == 0;
+        result = bpf_map_get_next_key(b->drops, &key, &next);
+        key = next;
+    }
+    return result != 0 && result != -ENOENT ? result : (int)found;
+}
+
+static void bpf_set_unguarded(struct atp_switch *sw, uint32_t jobs) {
+    __atomic_store_n(&sw->bpf->area->unguarded_jobs, jobs, __ATOMIC_RELEASE);
+}
+
 /* ---- attachment ---- */
 
 static struct attachment *find_attachment(struct atp_bpf *b, uint32_t ifindex) {
@@ -162,8 +193,8 @@ static struct attachment *find_attachment(struct atp_bpf *b, uint32_t ifindex) {
     return NULL;
 }
 
-static void detach_classic_tc(uint32_t ifindex) {
-    LIBBPF_OPTS(bpf_tc_hook, hook, .ifindex = (int)ifindex, .attach_point = BPF_TC_INGRESS);
+static void detach_classic_tc(uint32_t ifindex, enum bpf_tc_attach_point where) {
+    LIBBPF_OPTS(bpf_tc_hook, hook, .ifindex = (int)ifindex, .attach_point = where);
     LIBBPF_OPTS(bpf_tc_opts, filter, .handle = TC_HANDLE, .priority = TC_PRIORITY);
 
     /* The clsact qdisc stays: others may have filters there, and an empty one does nothing. */
@@ -171,13 +202,14 @@ static void detach_classic_tc(uint32_t ifindex) {
 }
 
 /* Returns 0 and the tcx link, or -1 in its place for a classic filter (kernels before 6.6). */
-static int attach_tc(int program, uint32_t ifindex, bool classic, int *link) {
-    LIBBPF_OPTS(bpf_tc_hook, hook, .ifindex = (int)ifindex, .attach_point = BPF_TC_INGRESS);
+static int attach_tc(int program, uint32_t ifindex, enum bpf_tc_attach_point where, bool classic, int *link) {
+    const enum bpf_attach_type tcx = (enum bpf_attach_type)(where == BPF_TC_INGRESS ? TCX_INGRESS : TCX_EGRESS);
+    LIBBPF_OPTS(bpf_tc_hook, hook, .ifindex = (int)ifindex, .attach_point = where);
     LIBBPF_OPTS(bpf_tc_opts, filter, .prog_fd = program, .handle = TC_HANDLE, .priority = TC_PRIORITY,
                 .flags = BPF_TC_F_REPLACE);
     int result;
 
-    *link = classic ? -EOPNOTSUPP : bpf_link_create(program, (int)ifindex, (enum bpf_attach_type)TCX_INGRESS, NULL);
+    *link = classic ? -EOPNOTSUPP : bpf_link_create(program, (int)ifindex, tcx, NULL);
     if (*link >= 0)
         return 0;
     if (*link != -EINVAL && *link != -EOPNOTSUPP)
@@ -198,19 +230,24 @@ static int attach_xdp(int program, uint32_t ifindex, int *link) {
     return *link < 0 ? *link : 0;
 }
 
+/* Take off what attach() put on, in any order of failure: what is not there stays so. */
 static void detach(const struct attachment *a) {
     if (a->xdp_link >= 0)
         close(a->xdp_link);
     if (a->tc_link >= 0)
         close(a->tc_link);
     else
-        detach_classic_tc(a->ifindex);
+        detach_classic_tc(a->ifindex, BPF_TC_INGRESS);
+    if (a->guard_link >= 0)
+        close(a->guard_link);
+    else
+        detach_classic_tc(a->ifindex, BPF_TC_EGRESS);
 }
 
 static int attach(struct atp_switch *sw, uint32_t ifindex, enum attach_kind kind) {
     struct atp_bpf *b = sw->bpf;
     struct attachment *old = find_attachment(b, ifindex);
-    struct attachment new = {.ifindex = ifindex, .kind = kind, .tc_link = -1, .xdp_link = -1};
+    struct attachment new = {.ifindex = ifindex, .kind = kind, .tc_link = -1, .guard_link = -1, .xdp_link = -1};
     struct attachment *more;
     int result;
 
@@ -220,10 +257,11 @@ static int attach(struct atp_switch *sw, uint32_t ifindex, enum attach_kind kind
     if (more == NULL)
         return -ENOMEM;
     b->attachments = more;
-    result = attach_tc(kind == ATTACH_TC ? b->tc : b->tc_ack, ifindex, b->classic_tc, &new.tc_link);
+    result = attach_tc(kind == ATTACH_TC ? b->tc : b->tc_ack, ifindex, BPF_TC_INGRESS, b->classic_tc, &new.tc_link);
     if (result != 0)
         return result;
-    if (kind == ATTACH_XDP)
+    result = attach_tc(b->tc_guard, ifindex, BPF_TC_EGRESS, b->classic_tc, &new.guard_link);
+    if (result == 0 && kind == ATTACH_XDP)
         result = attach_xdp(b->xdp, ifindex, &new.xdp_link);
     if (result != 0) {
         detach(&new);
@@ -292,6 +330,9 @@ static const struct atp_backend bpf_backend = {
     .scan = bpf_scan,
     .read_counters = bpf_read_counters,
     .read_aggregator = bpf_read_aggregator,
+    .write_host = bpf_write_host,
+    .read_drops = bpf_read_drops,
+    .set_unguarded = bpf_set_unguarded,
     .close = bpf_close,
 };
 
@@ -389,12 +430,16 @@ static int load(struct atp_switch *sw, const char *path, bool test_clock) {
     if (result != 0)
         return result;
     b->counters = bpf_object__find_map_fd_by_name(b->object, "atp_counters");
+    b->hosts = bpf_object__find_map_fd_by_name(b->object, "atp_hosts");
+    b->drops = bpf_object__find_map_fd_by_name(b->object, "atp_drops");
     b->tc = find_program(b->object, "atp_tc");
+    b->tc_guard = find_program(b->object, "atp_tc_guard");
     b->tc_ack = find_program(b->object, "atp_tc_ack");
     b->xdp = find_program(b->object, "atp_xdp");
     b->xdp_bench = find_program(b->object, "atp_xdp_bench");
     b->scan = find_program(b->object, "atp_scan");
-    if (b->counters < 0 || b->tc < 0 || b->tc_ack < 0 || b->xdp < 0 || b->scan < 0)
+    if (b->counters < 0 || b->hosts < 0 || b->drops < 0 || b->tc < 0 || b->tc_ack < 0 || b->tc_guard < 0 ||
+        b->xdp < 0 || b->scan < 0)
         return -ENOEXEC;
     if ((result = map_table(b, 0, "atp_job_slots", (void **)&t->job_slots)) != 0 ||
         (result = map_table(b, 1, "atp_jobs", (void **)&t->jobs)) != 0 ||

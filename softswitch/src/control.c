@@ -38,8 +38,17 @@ static const char *const counter_names[ATP_COUNTERS + 1] = {
     [ATP_C_DROPPED_BUSY] = "dropped_busy",
 };
 
+static const char *const drop_names[ATP_DROPS + 1] = {
+    [ATP_D_SOURCE] = "source", [ATP_D_DESTINATION] = "destination", [ATP_D_MALFORMED] = "malformed",
+    [ATP_D_FORGED] = "forged", [ATP_D_ADMISSION] = "admission",
+};
+
 ATP_EXPORT const char *const *atp_counter_names(void) {
     return counter_names;
+}
+
+ATP_EXPORT const char *const *atp_drop_names(void) {
+    return drop_names;
 }
 
 bool atp_is_profile(uint32_t values) {
@@ -72,6 +81,7 @@ ATP_EXPORT void atp_switch_close(struct atp_switch *sw) {
     if (sw->backend != NULL)
         sw->backend->close(sw);
     pthread_mutex_destroy(&sw->lock);
+    free(sw->hosts);
     free(sw);
 }
 
@@ -141,6 +151,17 @@ static bool is_as_configured(const struct atp_job_entry *entry, const struct atp
            entry->group == config->group && memcmp(entry->region, region, sizeof(region)) == 0;
 }
 
+/* Jobs that the switch knows but has no host of. */
+static void count_unguarded(struct atp_switch *sw) {
+    uint32_t jobs = 0;
+
+    if (sw->backend->set_unguarded == NULL)
+        return;
+    for (uint32_t job_id = 1; job_id < ATP_JOBS; job_id++)
+        jobs += sw->tables.job_slots[job_id] != 0 && job_entry(sw, job_id)->hosts == 0;
+    sw->backend->set_unguarded(sw, jobs);
+}
+
 static int set_job(struct atp_switch *sw, uint8_t job_id, const struct atp_job_config *config) {
     struct atp_tables *t = &sw->tables;
     const struct atp_job_entry *old = job_entry(sw, job_id);
@@ -165,6 +186,7 @@ static int set_job(struct atp_switch *sw, uint8_t job_id, const struct atp_job_c
                            memcmp(old->region, entry->region, sizeof(entry->region)) != 0);
     sw->job_half[job_id] = half;
     store64(&t->job_slots[job_id], 1 + job_entry_index(sw, job_id));
+    count_unguarded(sw);
     if (!known)
         return 0; /* the old half had its barrier when the job was deleted */
     sw->backend->barrier(sw);
@@ -193,6 +215,7 @@ ATP_EXPORT int atp_switch_delete_job(struct atp_switch *sw, uint8_t job_id) {
     if (sw->tables.job_slots[job_id] == 0)
         return unlocked(sw, -ENOENT);
     store64(&sw->tables.job_slots[job_id], 0);
+    count_unguarded(sw);
     /* A packet that found the job just before may still allocate: only after it has left, nothing does. */
     sw->backend->barrier(sw);
     freed = sw->backend->scan(sw, ATP_SCAN_FREE, job_id);
@@ -308,6 +331,110 @@ ATP_EXPORT int atp_switch_set_ps_port(struct atp_switch *sw, uint8_t job_id, uin
 
 ATP_EXPORT int atp_switch_delete_ps_port(struct atp_switch *sw, uint8_t job_id, uint32_t port) {
     return change_ps_port(sw, job_id, port, delete_port);
+}
+
+/* ---- hosts ---- */
+
+/* Where the address is, or would be. */
+static uint32_t find_host(const struct atp_switch *sw, uint32_t address) {
+    uint32_t low = 0;
+    uint32_t high = sw->host_count;
+
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (sw->hosts[middle].address < address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static bool host_is_valid(uint32_t address, const struct atp_host *host) {
+    return address != 0 && host != NULL && host->job_id != ATP_JOB_ID_FREE && host->port != 0 && host->mark != 0 &&
+           host->edge < ATP_LEVELS && host->zero == 0 &&
+           (host->role == ATP_HOST_PS
+                ? host->bitmap0 == 0 && host->bitmap1 == 0 && host->edge == 0
+                : host->role == ATP_HOST_WORKER && atp_is_one_bit(host->bitmap0) && atp_is_one_bit(host->bitmap1));
+}
+
+static void add_hosts(struct atp_switch *sw, uint8_t job_id, int32_t change) {
+    struct atp_job_entry *entry = job_entry(sw, job_id);
+
+    store32(&entry->hosts, entry->hosts + (uint32_t)change);
+    count_unguarded(sw);
+}
+
+static int write_host(struct atp_switch *sw, uint32_t address, const struct atp_host *host) {
+    return sw->backend->write_host != NULL ? sw->backend->write_host(sw, address, host) : 0;
+}
+
+static int set_host(struct atp_switch *sw, uint32_t address, const struct atp_host *host) {
+    uint32_t at = find_host(sw, address);
+    struct atp_held_host *more;
+    int result;
+
+    if (at < sw->host_count && sw->hosts[at].address == address) {
+        struct atp_host *held = &sw->hosts[at].host;
+        if (held->mark != host->mark || held->job_id != host->job_id)
+            return -EEXIST;
+        result = write_host(sw, address, host);
+        if (result == 0)
+            *held = *host;
+        return result;
+    }
+    if (sw->host_count == ATP_HOSTS)
+        return -ENOSPC;
+    if (sw->host_count == sw->host_room) {
+        more = realloc(sw->hosts, (2 * sw->host_room + 64) * sizeof(*more));
+        if (more == NULL)
+            return -ENOMEM;
+        sw->hosts = more;
+        sw->host_room = 2 * sw->host_room + 64;
+    }
+    result = write_host(sw, address, host);
+    if (result != 0)
+        return result;
+    memmove(&sw->hosts[at + 1], &sw->hosts[at], (sw->host_count - at) * sizeof(*sw->hosts));
+    sw->hosts[at] = (struct atp_held_host){.address = address, .host = *host};
+    sw->host_count++;
+    add_hosts(sw, host->job_id, 1);
+    return 0;
+}
+
+ATP_EXPORT int atp_switch_set_host(struct atp_switch *sw, uint32_t address, const struct atp_host *host) {
+    if (!host_is_valid(address, host))
+        return -EINVAL;
+    locked(sw);
+    return unlocked(sw, set_host(sw, address, host));
+}
+
+ATP_EXPORT int atp_switch_delete_host(struct atp_switch *sw, uint32_t address) {
+    uint32_t at;
+    uint8_t job_id;
+    int result;
+
+    locked(sw);
+    at = find_host(sw, address);
+    if (at == sw->host_count || sw->hosts[at].address != address)
+        return unlocked(sw, -ENOENT);
+    result = write_host(sw, address, NULL);
+    if (result != 0)
+        return unlocked(sw, result);
+    job_id = sw->hosts[at].host.job_id;
+    sw->host_count--;
+    memmove(&sw->hosts[at], &sw->hosts[at + 1], (sw->host_count - at) * sizeof(*sw->hosts));
+    add_hosts(sw, job_id, -1);
+    return unlocked(sw, 0);
+}
+
+ATP_EXPORT int atp_switch_read_drops(struct atp_switch *sw, struct atp_port_drops *out, uint32_t count) {
+    if (out == NULL && count != 0)
+        return -EINVAL;
+    if (sw->backend->read_drops == NULL)
+        return 0;
+    locked(sw);
+    return unlocked(sw, sw->backend->read_drops(sw, out, count));
 }
 
 /* ---- multicast groups ---- */

@@ -24,6 +24,12 @@ struct atp_backend {
     int (*read_counters)(struct atp_switch *sw, uint8_t job_id, uint64_t *out);
     /* Copy head and pairs as of one moment. */
     int (*read_aggregator)(struct atp_switch *sw, uint32_t index, struct atp_aggregator_head *head, uint64_t *pairs);
+    /* Set (or with NULL delete) a host; read the ports at which something was dropped. NULL: packets have no addresses.
+     */
+    int (*write_host)(struct atp_switch *sw, uint32_t address, const struct atp_host *host);
+    int (*read_drops)(struct atp_switch *sw, struct atp_port_drops *out, uint32_t count);
+    /* How many known jobs have no host. NULL: nobody asks. */
+    void (*set_unguarded)(struct atp_switch *sw, uint32_t jobs);
     void (*close)(struct atp_switch *sw);
 };
 
@@ -39,6 +45,12 @@ struct atp_tables {
 struct atp_bpf;
 struct atp_native;
 
+/* A host as it was set. */
+struct atp_held_host {
+    uint32_t address;
+    struct atp_host host;
+};
+
 struct atp_switch {
     const struct atp_backend *backend;
     struct atp_tables tables;
@@ -49,6 +61,9 @@ struct atp_switch {
     /* Which of its two entries a job or group uses. */
     uint8_t job_half[ATP_JOBS];
     uint8_t group_half[ATP_GROUPS];
+    struct atp_held_host *hosts; /* in order of addresses */
+    uint32_t host_count;
+    uint32_t host_room;
     struct atp_bpf *bpf;       /* NULL: native */
     struct atp_native *native; /* NULL: BPF */
 };

@@ -15,7 +15,7 @@ import struct
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "softswitch" / "build"
 PORTS = ["w0", "w1", "w2", "w3", "up", "ps"]
 """Ports of the switch in the vectors: four workers, an uplink, the PS."""
+HOSTS = [*PORTS, "r0", "r1"]
+"""Whose addresses packets carry: the host of each port, and two behind the uplink."""
+ROLES = {"worker": 1, "ps": 2}
 PROGRAM_TC, PROGRAM_TC_ACK, PROGRAM_XDP, PROGRAM_XDP_BENCH = range(4)
 CLONE_NEWNET = 0x40000000
 NO_REPLY_SECONDS = 2.0
@@ -83,6 +86,23 @@ class Replica(ctypes.Structure):
     ]
 
 
+class Host(ctypes.Structure):
+    _fields_ = [
+        ("port", ctypes.c_uint32),
+        ("mark", ctypes.c_uint32),
+        ("bitmap0", ctypes.c_uint32),
+        ("bitmap1", ctypes.c_uint32),
+        ("job_id", ctypes.c_uint8),
+        ("role", ctypes.c_uint8),
+        ("edge", ctypes.c_uint8),
+        ("zero", ctypes.c_uint8),
+    ]
+
+
+class PortDrops(ctypes.Structure):
+    _fields_ = [("port", ctypes.c_uint32), ("last_source", ctypes.c_uint32), ("dropped", ctypes.c_uint64 * 5)]
+
+
 class AggregatorState(ctypes.Structure):
     _fields_ = [
         ("key", ctypes.c_uint32),
@@ -115,13 +135,17 @@ def load_library(path: Path = BUILD / "libatp_switch.so") -> ctypes.CDLL:
         raise FileNotFoundError(f"{path} is missing: run make -C softswitch all bench-objects")
     library = ctypes.CDLL(str(path))
     library.atp_counter_names.restype = ctypes.POINTER(ctypes.c_char_p)
+    library.atp_drop_names.restype = ctypes.POINTER(ctypes.c_char_p)
     library.atp_switch_close.restype = None
     return library
 
 
 def counter_names(library: ctypes.CDLL) -> list[str]:
+    return names_of(library.atp_counter_names())
+
+
+def names_of(table: Any) -> list[str]:
     names: list[str] = []
-    table = library.atp_counter_names()
     while table[len(names)] is not None:
         names.append(table[len(names)].decode())
     return names
@@ -137,6 +161,8 @@ class Packet:
     ce: bool = False
     raw: bytes | None = None
     """The payload as it is, for lengths that no packet has."""
+    src: str | None = field(default=None, compare=False)
+    """Whose address it carries; None: that of the host at ``port``."""
 
     def payload(self) -> bytes:
         if self.raw is not None:
@@ -164,12 +190,12 @@ class Aggregator:
 
 
 def address_of(port: str) -> str:
-    """Host behind a port: 10.83.0.1 and up."""
-    return f"10.83.0.{PORTS.index(port) + 1}"
+    """Host behind a port, or one of those behind the uplink: 10.83.0.1 and up."""
+    return f"10.83.0.{HOSTS.index(port) + 1}"
 
 
 def mac_of(port: str) -> bytes:
-    return bytes([2, 0x0A, 0x79, 0, 0, PORTS.index(port) + 1])
+    return bytes([2, 0x0A, 0x79, 0, 0, HOSTS.index(port) + 1])
 
 
 def ip_number(address: str) -> int:
@@ -252,6 +278,28 @@ class Switch:
             self.library.atp_switch_set_ps_port(self.handle, job, ctypes.c_uint32(self.port_number(port))),
             "set_ps_port",
         )
+
+    def set_host(
+        self, job: int, host: str, port: str, role: str, bitmap0: int = 0, bitmap1: int = 0, edge: int = 0
+    ) -> None:
+        value = Host(self.port_number(port), 0x100 + job, bitmap0, bitmap1, job, ROLES[role], edge, 0)
+        address = ctypes.c_uint32(ip_number(address_of(host)))
+        self.check(self.library.atp_switch_set_host(self.handle, address, ctypes.byref(value)), "set_host")
+
+    def delete_host(self, job: int, host: str) -> None:
+        address = ctypes.c_uint32(ip_number(address_of(host)))
+        self.check(self.library.atp_switch_delete_host(self.handle, address), "delete_host")
+
+    def drops(self) -> dict[str, dict[str, int]]:
+        """What was dropped, by port and reason; what is 0 left out."""
+        names = names_of(self.library.atp_drop_names())
+        out = (PortDrops * 64)()
+        count = self.check(self.library.atp_switch_read_drops(self.handle, out, ctypes.c_uint32(64)), "read_drops")
+        ports = {self.port_number(port): port for port in PORTS}
+        return {
+            ports[entry.port]: {name: n for name, n in zip(names, entry.dropped, strict=True) if n}
+            for entry in out[:count]
+        }
 
     def set_group(self, group: int, ports: Sequence[str]) -> None:
         replicas = (Replica * len(ports))()
@@ -595,7 +643,7 @@ class VethSwitch(Switch):
         return through
 
     def send(self, packet: Packet, dst: str, expected: int) -> list[Packet]:
-        frames = self.exchange(packet.port, frame_of(packet.payload(), packet.port, dst, packet.ce), expected)
+        frames = self.exchange(packet.port, frame_of(packet.payload(), packet.src or packet.port, dst, packet.ce), expected)
         for port, frame in frames:
             assert frame[:6] == mac_of(port), "destination MAC"
             assert socket.inet_ntoa(frame[30:34]) == address_of(port), "destination IP"

@@ -31,7 +31,7 @@ FIELDS = {
     "raw": "raw_float",
     "index": "aggregator_index",
 }
-OTHER_FIELDS = {"port", "to", "values", "fill", "ce", "dst", "length"}
+OTHER_FIELDS = {"port", "to", "values", "fill", "ce", "src", "dst", "length"}
 STEP_KEYS = {
     "in",
     "out",
@@ -40,6 +40,7 @@ STEP_KEYS = {
     "at_ms",
     "aggregators",
     "counters",
+    "drops",
     "occupancy",
     "unrouted",
     "each_bit",
@@ -56,7 +57,9 @@ def load() -> Iterator[tuple[str, Fields, Fields]]:
             yield f"{path.stem}: {vector['name']}", document["setups"][vector["setup"]], vector
 
 
-ALL = list(load())
+ALL = [vector for vector in load() if "hosts" not in vector[1]]
+GUARDED = [vector for vector in load() if "hosts" in vector[1]]
+"""Vectors of the guard, for switches that see addresses: the BPF programs. Others have no table `host`."""
 
 
 def values_of(fields: Fields, count: int) -> tuple[int, ...]:
@@ -71,11 +74,14 @@ def packet_of(fields: Fields, count: int) -> Packet:
     unknown = set(fields) - set(FIELDS) - OTHER_FIELDS
     assert not unknown, f"unknown fields {unknown}"
     header = Header(**{FIELDS[name]: int(value) for name, value in fields.items() if name in FIELDS})
-    packet = Packet(fields["port"], header, values_of(fields, count), bool(fields.get("ce", False)))
+    packet = Packet(
+        fields["port"], header, values_of(fields, count), bool(fields.get("ce", False)), src=fields.get("src")
+    )
     if "length" in fields:
         length = int(fields["length"])
         payload = packet.payload()
-        return Packet(packet.port, header, (), packet.ce, (payload + bytes(max(0, length - len(payload))))[:length])
+        cut = (payload + bytes(max(0, length - len(payload))))[:length]
+        return Packet(packet.port, header, (), packet.ce, cut, packet.src)
     return packet
 
 
@@ -101,6 +107,8 @@ def prepare(switch: Switch, setup: Fields) -> None:
         switch.transit(job, port, rack, mask0)
     for job, port in setup["ps"]:
         switch.ps_port(job, port)
+    for job, host, *place in setup.get("hosts", []):
+        switch.set_host(job, host, *place)
     for port, rate, threshold in setup.get("rates", []):
         switch.set_port_rate(port, rate, threshold)
 
@@ -115,6 +123,8 @@ def control(switch: Switch, operations: Fields) -> None:
             assert switch.sweep() == argument
         elif name == "revoke":
             switch.revoke(*argument)
+        elif name == "delete_host":
+            switch.delete_host(*argument)
         elif name == "port_rate":
             switch.set_port_rate(*argument)
         else:
@@ -177,10 +187,10 @@ class Run:
             after = merge(fields, {k: v for k, v in changes.items() if k != "to"})
             after["port"] = changes["to"]
             after.pop("ce", None)
-            wanted.append(packet_of(after, count))
+            wanted.append(Packet.parse(after["port"], packet_of(after, count).payload()))
         wanted.sort(key=lambda p: PORTS.index(p.port))
         got = self.switch.send(packet_of(fields, count), fields.get("dst", "ps"), len(wanted))
-        assert got == wanted
+        assert got == wanted, (self.switch.drops(), self.switch.counters(1))
 
     def goes_to_ps(self, fields: Fields) -> bool:
         """A relay knows the way to the PS of a job it knows, and only that."""
@@ -210,6 +220,8 @@ class Run:
             if job == 0 and self.no_route:
                 counters = {**counters, "dropped_no_route": self.no_route}
             assert got == counters, f"counters of job {job}"
+        if "drops" in step:
+            assert self.switch.drops() == step["drops"]
         for job, used in step.get("occupancy", {}).items():
             assert self.switch.occupancy(job) == used
 
@@ -228,6 +240,13 @@ def test_vector(kind: type[Switch], setup: Fields, vector: Fields) -> None:
         Run(switch, setup, vector).run()
     finally:
         switch.close()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", [pytest.param(k, id=k.name) for k in SWITCHES if k.name in ("tc", "xdp")])
+@pytest.mark.parametrize(("setup", "vector"), [pytest.param(s, v, id=n) for n, s, v in GUARDED])
+def test_guarded(kind: type[Switch], setup: Fields, vector: Fields) -> None:
+    test_vector(kind, setup, vector)
 
 
 def test_every_counter_is_reached() -> None:

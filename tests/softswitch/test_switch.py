@@ -137,6 +137,136 @@ def test_superframes_pass_and_are_counted(tc: TcSwitch) -> None:
     assert tc.counters(1) == {}
 
 
+def guard(switch: Switch) -> None:
+    """The job of two is of w0 and w1 alone; w2, w3 and up are nobody's."""
+    switch.set_host(1, "w0", "w0", "worker", 1, 1)
+    switch.set_host(1, "w1", "w1", "worker", 2, 1)
+    switch.set_host(1, "ps", "ps", "ps")
+
+
+@pytest.mark.root
+def test_what_a_host_must_not_get_in_any_wrapping(veth: Any) -> None:
+    """Fragments, IP options and lengths that disagree: dropped at a job's host, untouched elsewhere."""
+    guard(veth)
+    payload = gradient("w0", 1).payload()
+    longer = bytearray(frame_of(payload, "w0", "ps"))
+    longer[38:40] = (8 + len(payload) - 4).to_bytes(2, "big")  # UDP length against IP length
+    odd = [
+        frame_of(payload, "w0", "ps", fragment=0x2000, udp_checksum=0x1234),
+        frame_of(payload, "w0", "ps", options=b"\x01\x01\x01\x00"),
+        frame_of(payload, "w0", "ps", options=b"\x01" * 40),
+        bytes(longer),
+    ]
+    for frame in odd:
+        assert veth.exchange("w0", frame, 0) == []
+    assert veth.drops() == {"w0": {"malformed": 4}}
+    for src in ("w2", "w0"):
+        for options in (b"", b"\x01\x01\x01\x00", b"\x01" * 40):
+            frame = frame_of(payload, src, "ps", fragment=0x2000, options=options)
+            assert veth.exchange("w2", frame, 0) == []
+    assert veth.drops() == {"w0": {"malformed": 4}, "w2": {"source": 6}}
+    foreign = [
+        frame_of(payload, "w2", "w3", fragment=0x2000, udp_checksum=0x1234),
+        frame_of(payload, "w2", "w3", options=b"\x01" * 40, udp_checksum=0x1234),
+        frame_of(payload, "w2", "ps", fragment=0x2005, udp_checksum=0x1234),  # no UDP header: nobody completes it
+        frame_of(payload, "w2", "ps", udp_port=UDP_PORT + 1, udp_checksum=0x1234),
+    ]
+    for frame in foreign:
+        assert [f for _, f in veth.exchange("w2", frame, 1)] == [frame]
+    assert veth.counters(0) == {}
+    assert veth.counters(1) == {}
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("tpid", [0x8100, 0x88A8])
+def test_tagged_frames_are_ordinary_traffic(veth: Any, tpid: int) -> None:
+    """Two VLANs do not meet in one sum, nor does a tag hide a packet: it goes where the network takes it."""
+    guard(veth)
+    got = []
+    for port, bit, vlan in (("w0", 1, 5), ("w1", 2, 6), ("w2", 1, 5)):
+        plain = frame_of(gradient(port, bit).payload(), port, "ps")
+        tagged = plain[:12] + struct.pack(">HH", tpid, vlan) + plain[12:]
+        with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as s:
+            s.bind(("p-ps", 3))
+            s.settimeout(2)
+            veth.sockets[port].send(tagged)
+            while len(frame := s.recv(2048)) < 200:
+                pass
+            got.append((port, frame[-len(plain) + 14 :]))
+        assert got[-1] == (port, plain[14:])
+    assert veth.counters(1) == {} and veth.drops() == {}
+
+
+def superframe(port: str, to: str, payloads: list[bytes], source: str | None = None) -> None:
+    """Send packets in one buffer, as a pod with UDP segmentation does."""
+    address = address_of(source or port)
+    run("ip", "address", "replace", address + "/24", "dev", f"p-{port}")
+    run("ip", "neighbour", "replace", address_of(to), "lladdr", mac_of(to).hex(":"), "dev", f"p-{port}")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.setsockopt(socket.SOL_SOCKET, SO_BINDTODEVICE, f"p-{port}\0".encode())
+        s.bind((address, 0))
+        s.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, len(payloads[0]))
+        s.sendto(b"".join(payloads), (address_of(to), UDP_PORT))
+    run("ip", "address", "flush", "dev", f"p-{port}")
+
+
+def received(switch: TcSwitch, port: str) -> bytes:
+    """All that arrives at a port, UDP payloads joined, also of frames that are superframes still."""
+    time.sleep(0.05)
+    got = b""
+    while True:
+        try:
+            frame, link = switch.sockets[port].recvfrom(65536)
+        except BlockingIOError:
+            return got
+        if link[2] != socket.PACKET_OUTGOING and frame[23] == socket.IPPROTO_UDP:
+            got += frame[42:]
+
+
+@pytest.mark.root
+def test_a_superframe_is_checked_packet_by_packet(tc: TcSwitch) -> None:
+    guard(tc)
+    own = [gradient("w0", 1, sequence).payload() for sequence in range(1, 6)]
+    superframe("w0", "ps", own)
+    assert received(tc, "ps") == b"".join(own)
+    assert tc.counters(0) == {"passed_gso": 1} and tc.drops() == {}
+    forged = {
+        "another's bit": gradient("w0", 2).payload(),
+        "a sum": Packet("w0", Header(job_id=1, sequence=1, bitmap0=3, bitmap1=1, edge_switch_identifier=1)).payload(),
+        "an ACK": Packet("w0", Header(job_id=1, sequence=1, is_ack=1)).payload(),
+        "another job": Packet("w0", Header(job_id=2, bitmap0=1, bitmap1=1)).payload(),
+        "too short": b"short",
+    }
+    for number, payload in enumerate(forged.values(), 1):
+        padded = payload if payload == b"short" else payload.ljust(len(own[0]), b"\0")
+        superframe("w0", "ps", [*own[:3], padded])
+        assert received(tc, "ps") == b""
+        assert tc.drops() == {"w0": {"forged": number}}
+    superframe("w0", "w1", [Packet("w0", Header(job_id=1, sequence=1, is_ack=1), (0,) * 62).payload()] * 2)
+    superframe("w2", "ps", own, source="w0")
+    superframe("w2", "ps", own)
+    assert received(tc, "ps") == b"" and received(tc, "w1") == b""
+    assert tc.drops() == {"w0": {"forged": 5, "destination": 1}, "w2": {"source": 2}}
+
+
+@pytest.mark.root
+def test_what_comes_by_another_way_is_guarded_at_the_pod(tc: TcSwitch) -> None:
+    """From this machine itself, and from a port where nothing is attached."""
+    guard(tc)
+    tc.check(tc.library.atp_switch_detach_tc(tc.handle, tc.port_number("w2")), "detach")
+    frame = frame_of(gradient("w0", 1).payload(), "w0", "ps")
+    assert tc.exchange("w2", frame, 0) == []
+    assert tc.drops() == {"w2": {"source": 1}}
+    assert tc.exchange("w2", frame_of(b"x" * 300, "w2", "w3"), 1) != []
+    run("ip", "address", "add", "10.83.0.200/24", "dev", "br0")
+    run("ip", "neighbour", "replace", address_of("ps"), "lladdr", mac_of("ps").hex(":"), "dev", "br0")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.bind(("10.83.0.200", 0))
+        s.sendto(gradient("w0", 1).payload(), (address_of("ps"), UDP_PORT))
+        s.sendto(b"something else", (address_of("ps"), UDP_PORT + 1))
+    assert received(tc, "ps") == b"something else"
+
+
 @pytest.mark.root
 def test_attach_and_detach_what_is_ours(tc: TcSwitch) -> None:
     lib = tc.library
