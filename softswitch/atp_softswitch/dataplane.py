@@ -46,6 +46,27 @@ class Replica:
 
 
 @dataclass(frozen=True)
+class Host:
+    """One host of a job, see struct atp_host; `role` is 1 for a worker, 2 for a PS."""
+
+    port: int
+    mark: int
+    role: int
+    bitmap0: int
+    bitmap1: int
+    edge: int
+
+
+@dataclass(frozen=True)
+class PortDrops:
+    """What was dropped of the packets that came in at one port, by reason; `last_source` is an IPv4 address."""
+
+    port: int
+    last_source: int
+    dropped: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class AggregatorState:
     """One aggregator. `job_id` 0: free. `timestamp_ns` is the data path's clock."""
 
@@ -81,8 +102,11 @@ class Dataplane(Protocol):
     def delete_transit(self, job_id: int, port: int, bitmap1: int) -> None: ...
     def set_ps_port(self, job_id: int, port: int) -> None: ...
     def delete_ps_port(self, job_id: int, port: int) -> None: ...
+    def set_host(self, job_id: int, address: int, host: Host) -> None: ...
+    def delete_host(self, address: int) -> None: ...
     def set_group(self, group: int, replicas: Sequence[Replica]) -> None: ...
     def read_counters(self, job_id: int) -> Mapping[str, int]: ...
+    def read_drops(self) -> Sequence[PortDrops]: ...
     def read_aggregator(self, index: int) -> AggregatorState: ...
     def occupancy(self, job_id: int) -> int: ...
     def sweep(self) -> int: ...

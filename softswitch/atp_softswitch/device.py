@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from finsy.proto import p4d, p4r
 
 from . import bytestring
-from .dataplane import PROFILES, REGIONS_MAX, Dataplane, JobConfig, Region, Replica
+from .dataplane import PROFILES, REGIONS_MAX, Dataplane, Host, JobConfig, Region, Replica
 from .entries import (
     Entry,
     Group,
@@ -38,6 +39,7 @@ _CODE_OF_ERRNO = {
     errno.ERANGE: Code.OUT_OF_RANGE,
     errno.EMSGSIZE: Code.INVALID_ARGUMENT,
     errno.ENOSPC: Code.RESOURCE_EXHAUSTED,
+    errno.EEXIST: Code.FAILED_PRECONDITION,
     errno.E2BIG: Code.RESOURCE_EXHAUSTED,
     errno.ENOMEM: Code.RESOURCE_EXHAUSTED,
 }
@@ -77,6 +79,7 @@ class Device:
         self._tables: dict[str, dict[Key, Entry]] = {table.name: {} for table in pipeline.tables.values()}
         self._regions: dict[int, dict[Key, Entry]] = {}
         self._rewrites: dict[int, dict[tuple[int, int], Entry]] = {}
+        self._hosts: dict[int, int] = {}  # address -> job ID
         self._groups: dict[int, Group] = {}
         self._known_jobs: set[int] = set()
         self._live_groups: set[int] = set()
@@ -100,11 +103,12 @@ class Device:
     def ports(self) -> frozenset[int]:
         """Ports that table entries name."""
         ingress = (entry for name in ("admission", "transit", "ps_port") for entry in self.entries(name))
-        return frozenset(entry.exact(1) for entry in (*ingress, *self.entries("replica")))
+        hosts = (entry.params[0] for entry in self.entries("host"))
+        return frozenset((*(entry.exact(1) for entry in (*ingress, *self.entries("replica"))), *hosts))
 
     def clear(self) -> None:
         """Delete every entry and group, in the order that keeps each state in between safe."""
-        for name in ("admission", "transit", "ps_port", "job", "region", "replica"):
+        for name in ("admission", "transit", "ps_port", "job", "host", "region", "replica"):
             for entry in self.entries(name):
                 self._put(name, entry.key, None)
         for group in self.groups():
@@ -115,7 +119,7 @@ class Device:
         """Insert all entries and groups of this device into another one."""
         for group in self.groups():
             other._put(None, group.group_id, group)
-        for name in ("replica", "region", "job", "admission", "transit", "ps_port"):
+        for name in ("replica", "region", "host", "job", "admission", "transit", "ps_port"):
             for entry in self.entries(name):
                 other._put(name, entry.key, entry)
 
@@ -243,12 +247,24 @@ class Device:
             self._check_port(
                 entry.exact(1), f"{entry.table} entry of {_OWNER.get(entry.table, 'job')} {entry.exact(0)}"
             )
+        if entry.table == "host":
+            self._check_host(entry)
         if entry.table in ("admission", "transit"):
             bitmap = entry.exact(len(entry.match) - 1)
             if bitmap.bit_count() != 1:
                 raise P4RuntimeError(
                     Code.INVALID_ARGUMENT, f"{entry.table}: bitmap {bitmap:#x} must have exactly one bit"
                 )
+
+    def _check_host(self, entry: Entry) -> None:
+        job_id, address = entry.exact(0), entry.exact(1)
+        self._check_port(entry.params[0], f"host entry of job {job_id}")
+        holder = self._hosts.get(address, job_id)
+        if holder != job_id:
+            raise P4RuntimeError(
+                Code.FAILED_PRECONDITION,
+                f"host: {ipaddress.IPv4Address(address)} is a host of job {holder}; take that entry away first",
+            )
 
     def _check_port(self, port: int, what: str) -> None:
         reason = self._no_port(port)
@@ -282,6 +298,11 @@ class Device:
             rows.pop(key, None)
         if table == "region":
             self._index(self._regions, key[0][0], key, value)
+        elif table == "host":
+            if isinstance(value, Entry):
+                self._hosts[value.exact(1)] = value.exact(0)
+            elif before is not None:
+                self._hosts.pop(before.exact(1), None)
         elif table == "replica":
             self._index(self._rewrites, key[0][0], (key[0][1], key[0][2]), value)
         return before
@@ -315,6 +336,14 @@ class Device:
                 self.dataplane.delete_admission(*numbers)
             elif before is None:
                 self.dataplane.set_admission(*numbers)
+        elif table == "host":
+            address = entry.exact(1)
+            old = before if isinstance(before, Entry) else None
+            new = after if isinstance(after, Entry) else None
+            if old is not None and (new is None or old.params[1] != new.params[1]):
+                self.dataplane.delete_host(address)
+            if new is not None:
+                self.dataplane.set_host(new.exact(0), address, Host(*new.params))
         elif table == "transit":
             if after is None:
                 self.dataplane.delete_transit(entry.exact(0), entry.exact(1), entry.exact(2))

@@ -13,10 +13,12 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_uint8, c_uint16, c_uint32,
 from pathlib import Path
 from typing import Any
 
-from .dataplane import ENV_LIBRARY, ENV_OBJECT_DIR, REGIONS_MAX, AggregatorState, JobConfig, Replica
+from .dataplane import ENV_LIBRARY, ENV_OBJECT_DIR, REGIONS_MAX, AggregatorState, Host, JobConfig, PortDrops, Replica
 from .errors import DataplaneError
 
 _COUNTERS_MAX = 64
+_DROPS = 5
+_DROP_PORTS_MAX = 1024
 
 
 class _Region(ctypes.Structure):
@@ -52,6 +54,23 @@ class _Replica(ctypes.Structure):
     _fields_ = (("port", c_uint32), ("dst_ip", c_uint32), ("dst_mac", c_uint8 * 6), ("dst_port", c_uint16))
 
 
+class _Host(ctypes.Structure):
+    _fields_ = (
+        ("port", c_uint32),
+        ("mark", c_uint32),
+        ("bitmap0", c_uint32),
+        ("bitmap1", c_uint32),
+        ("job_id", c_uint8),
+        ("role", c_uint8),
+        ("edge", c_uint8),
+        ("zero", c_uint8),
+    )
+
+
+class _PortDrops(ctypes.Structure):
+    _fields_ = (("port", c_uint32), ("last_source", c_uint32), ("dropped", c_uint64 * _DROPS))
+
+
 class _AggregatorState(ctypes.Structure):
     _fields_ = (
         ("key", c_uint32),
@@ -84,6 +103,9 @@ _SIGNATURES: dict[str, list[Any]] = {
     "atp_switch_delete_transit": [_HANDLE, POINTER(_TransitKey)],
     "atp_switch_set_ps_port": [_HANDLE, c_uint8, c_uint32],
     "atp_switch_delete_ps_port": [_HANDLE, c_uint8, c_uint32],
+    "atp_switch_set_host": [_HANDLE, c_uint32, POINTER(_Host)],
+    "atp_switch_delete_host": [_HANDLE, c_uint32],
+    "atp_switch_read_drops": [_HANDLE, POINTER(_PortDrops), c_uint32],
     "atp_switch_set_group": [_HANDLE, c_uint32, POINTER(_Replica), c_uint32],
     "atp_switch_read_counters": [_HANDLE, c_uint8, POINTER(c_uint64)],
     "atp_switch_read_aggregator": [_HANDLE, c_uint32, POINTER(_AggregatorState), c_void_p],
@@ -141,6 +163,12 @@ def find_object_dir(option: str | None, library: Path) -> Path:
     return beside if beside.is_dir() else library.parent
 
 
+def _names(table: Any) -> list[str]:
+    """A list of the library, which ends with a null pointer."""
+    found = (table[index] for index in range(_COUNTERS_MAX))
+    return [name.decode("ascii") for name in itertools.takewhile(bool, found)]
+
+
 class SwitchLibrary:
     """One open switch of libatp_switch.so, and its lock: the library takes calls from one thread at a time.
 
@@ -165,10 +193,10 @@ class SwitchLibrary:
         self._lib.atp_switch_close.argtypes = [_HANDLE]
         self._lib.atp_switch_close.restype = None
         self._lib.atp_counter_names.restype = POINTER(c_char_p)
-        names = self._lib.atp_counter_names()
-        # The library ends its list with a null pointer; what it does not name it does not count.
-        found = (names[index] for index in range(_COUNTERS_MAX))
-        self._counter_names = [name.decode("ascii") for name in itertools.takewhile(bool, found)]
+        self._lib.atp_drop_names.restype = POINTER(c_char_p)
+        self._counter_names = _names(self._lib.atp_counter_names())
+        self._drop_names = _names(self._lib.atp_drop_names())
+        assert len(self._drop_names) == _DROPS, "the library is of another version"
         self._lock = threading.Lock()
         self._aggregators = aggregators
         self._values = values
@@ -239,6 +267,23 @@ class SwitchLibrary:
 
     def delete_ps_port(self, job_id: int, port: int) -> None:
         self._call("atp_switch_delete_ps_port", job_id, port)
+
+    def set_host(self, job_id: int, address: int, host: Host) -> None:
+        """One host of a job by its address. DataplaneError EEXIST: the address is another job's."""
+        raw = _Host(host.port, host.mark, host.bitmap0, host.bitmap1, job_id, host.role, host.edge, 0)
+        self._call("atp_switch_set_host", address, byref(raw))
+
+    def delete_host(self, address: int) -> None:
+        self._call("atp_switch_delete_host", address)
+
+    def read_drops(self) -> Sequence[PortDrops]:
+        """Ports at which something was dropped since the switch was opened."""
+        raw = (_PortDrops * _DROP_PORTS_MAX)()
+        count = self._call("atp_switch_read_drops", raw, _DROP_PORTS_MAX)
+        return [
+            PortDrops(item.port, item.last_source, dict(zip(self._drop_names, item.dropped, strict=True)))
+            for item in raw[:count]
+        ]
 
     def set_group(self, group: int, replicas: Sequence[Replica]) -> None:
         raw = (_Replica * max(1, len(replicas)))()

@@ -15,7 +15,7 @@ from finsy.proto import p4i, p4r, p4r_grpc, rpc_status
 from google.protobuf import any_pb2, struct_pb2
 
 from .arbitration import Arbiter, Notice
-from .dataplane import GROUP_MAX, PROFILES, AggregatorState, Dataplane, JobConfig, Replica
+from .dataplane import GROUP_MAX, PROFILES, AggregatorState, Dataplane, Host, JobConfig, PortDrops, Replica
 from .device import Device, NoPort
 from .errors import Code, P4RuntimeError
 from .pipeline import Pipeline, verify
@@ -49,7 +49,12 @@ class _StagedDataplane:
     def delete_transit(self, job_id: int, port: int, bitmap1: int) -> None: ...
     def set_ps_port(self, job_id: int, port: int) -> None: ...
     def delete_ps_port(self, job_id: int, port: int) -> None: ...
+    def set_host(self, job_id: int, address: int, host: Host) -> None: ...
+    def delete_host(self, address: int) -> None: ...
     def set_group(self, group: int, replicas: Sequence[Replica]) -> None: ...
+
+    def read_drops(self) -> Sequence[PortDrops]:
+        return self._live.read_drops()
 
     def read_counters(self, job_id: int) -> Mapping[str, int]:
         return self._live.read_counters(job_id)

@@ -178,7 +178,9 @@ class Codec:
 
     def wildcards(self) -> list[p4r.Entity]:
         """What reads every entry and group of jobs."""
-        entities = [p4r.Entity(table_entry=p4r.TableEntry(table_id=self._tables[name].preamble.id)) for name in FIELDS]
+        entities = [
+            p4r.Entity(table_entry=p4r.TableEntry(table_id=self._tables[name].preamble.id)) for name in self.table_sizes
+        ]
         return [*entities, _every_group()]
 
     def forwarding_wildcards(self, tables: Collection[str]) -> list[p4r.Entity]:

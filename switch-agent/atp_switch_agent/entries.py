@@ -11,6 +11,7 @@ Key = tuple[str, tuple[Match, ...]]
 
 JOB, REGION, ADMISSION, TRANSIT, PS_PORT = "job", "region", "admission", "transit", "ps_port"
 REPLICA, GROUP = "replica", "group"
+HOST = "host"  # of the software switch alone: a P4 program admits by port and bit
 # Tables that P4 programs have and the software switch has not: it leaves ordinary traffic to the host, and takes the
 # rest from its command line. `ecn_threshold` and `stale_time` have no key, only a default action.
 L2, ECN, CONGESTION, STALE = "l2_forward", "ecn_threshold", "congestion", "stale_time"
@@ -23,6 +24,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     TRANSIT: ("job_id", "ingress_port", "bitmap1"),
     PS_PORT: ("job_id", "ingress_port"),
     REPLICA: ("multicast_group", "egress_port", "instance"),
+    HOST: ("job_id", "address"),
 }
 ACTIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     JOB: ("set_job", ("values", "full0", "full1", "group")),
@@ -31,7 +33,10 @@ ACTIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     TRANSIT: ("allow", ("mask0",)),
     PS_PORT: ("from_ps", ()),
     REPLICA: ("rewrite", ("dst_mac", "dst_ip", "dst_port")),
+    HOST: ("set_host", ("port", "mark", "role", "bitmap0", "bitmap1", "edge")),
 }
+OPTIONAL = frozenset({HOST})
+"""Tables that a pipeline may lack."""
 # The same of those, where entries may choose between actions.
 FORWARDING_FIELDS: Mapping[str, tuple[str, ...]] = {
     L2: ("dst_mac",),

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, TypeVar
 
 from atp_api import wire
 from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api
@@ -15,6 +17,7 @@ from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api
 from .entries import (
     ADMISSION,
     GROUP,
+    HOST,
     JOB,
     PS_PORT,
     REGION,
@@ -30,6 +33,8 @@ REGIONS_MAX = 4
 REPLICAS_MAX = 64
 GROUP_MAX = 1023
 RACK_INSTANCES = 0x8000
+WORKER, PARAMETER_SERVER = 1, 2
+"""Roles of table `host`."""
 
 _MAC = re.compile(r"[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){5}")
 
@@ -104,6 +109,25 @@ def validate(desired: api.DesiredState, switch_name: str, limits: Limits) -> Non
                 raise InvalidState(f"{label}: multicast_group is also that of {groups[job.multicast_group]}")
             groups[job.multicast_group] = label
         _validate_job(job, label, limits)
+    addresses: dict[str, str] = {}
+    for guard in desired.guards:
+        _validate_guard(guard, addresses)
+
+
+def _validate_guard(guard: api.Guard, addresses: dict[str, str]) -> None:
+    """`addresses`: whose each address is so far."""
+    label = f"guard of {guard.name or guard.uid}"
+    if not guard.uid:
+        raise InvalidState(f"{label}: uid is empty")
+    if not 1 <= guard.job_id <= wire.JOB_ID_MAX:
+        raise InvalidState(f"{label}: job_id must be 1..{wire.JOB_ID_MAX}")
+    for host in guard.hosts:
+        _validate_endpoint(host.endpoint, label)
+        if host.bit >= wire.FAN_IN_MAX or host.rack >= wire.FAN_IN_MAX:
+            raise InvalidState(f"{label}: {host.endpoint.address}: a bit is above {wire.FAN_IN_MAX - 1}")
+        other = addresses.setdefault(host.endpoint.address, label)
+        if other != label:
+            raise InvalidState(f"{label}: {host.endpoint.address} is also a host in the {other}")
 
 
 def _validate_job(job: api.Job, label: str, limits: Limits) -> None:
@@ -251,6 +275,30 @@ def plan_job(job: api.Job, ports: Callable[[EndpointKey], Port], limits: Limits)
     return list(entries)
 
 
+def plan_guard(guard: api.Guard, ports: Callable[[EndpointKey], Port]) -> list[Entry]:
+    """The hosts of one job, as entries of table `host`."""
+    mark = _mark(guard)
+    entries = []
+    for host in guard.hosts:
+        place = (PARAMETER_SERVER, 0, 0, 0)
+        if not host.parameter_server:
+            place = (WORKER, 1 << host.bit, 1 << host.rack, int(host.edge))
+        port = ports(EndpointKey.of(host.endpoint)).number
+        entries.append(Entry(HOST, (guard.job_id, _ip(host.endpoint.address)), (port, mark, *place)))
+    return entries
+
+
+def guard_endpoints(guard: api.Guard) -> list[EndpointKey]:
+    """Every end point of a guard whose port must be known."""
+    return [EndpointKey.of(host.endpoint) for host in guard.hosts]
+
+
+def _mark(guard: api.Guard) -> int:
+    """What tells the hosts of this epoch of this job from others: 32 bits, never 0. Nobody chooses a uid."""
+    digest = hashlib.sha256(f"{guard.uid}/{guard.epoch}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") or 1
+
+
 def _ip(address: str) -> int:
     return int(ipaddress.IPv4Address(address))
 
@@ -275,6 +323,7 @@ class Update:
 
 
 Batch = tuple[Update, ...]
+_Job = TypeVar("_Job", int, str)
 
 
 @dataclass(frozen=True)
@@ -296,7 +345,7 @@ class Diff:
         return self.removals + self.additions
 
 
-_PER_JOB = (JOB, REGION, ADMISSION, TRANSIT, PS_PORT)
+_PER_JOB = (JOB, REGION, ADMISSION, TRANSIT, PS_PORT, HOST)
 _RIGHTS = (ADMISSION, TRANSIT, PS_PORT)
 
 
@@ -319,12 +368,15 @@ def diff(now: State, wanted: State) -> Diff:
     - admission, transit and PS ports of a job exist only while the job does, and belong to the job (owner, epoch)
       that the job entry names;
     - a job has no region that it does not have in `now` or in `wanted`, and none of `now` after its owner changed;
-    - the multicast group that a job names exists with all its rewrites, and no group of one job serves another.
+    - the multicast group that a job names exists with all its rewrites, and no group of one job serves another;
+    - a job that has hosts has them before it is known and until it is forgotten: it is never known unguarded.
     """
     kept = _kept_jobs(now, wanted)
     kept_groups = {entry.params[3] for entry in kept.values()}
 
     def stays(entry: Entry) -> bool:
+        if entry.table == HOST:
+            return True  # its mark says whose it is; several jobs may have its job ID
         if entry.table in (GROUP, REPLICA):
             return entry.number(0) in kept_groups
         return entry.number(0) in kept
@@ -341,7 +393,7 @@ def diff(now: State, wanted: State) -> Diff:
             removals[0].append(update)
         elif entry.table == JOB:
             removals[1].append(update)
-        elif entry.table in (REGION, GROUP):
+        elif entry.table in (REGION, GROUP, HOST):
             removals[2].append(update)
         elif not stays(entry):
             removals[3].append(update)
@@ -352,7 +404,7 @@ def diff(now: State, wanted: State) -> Diff:
         if held == entry:
             continue
         update = Update(Op.INSERT if held is None else Op.MODIFY, entry)
-        if entry.table in (REPLICA, REGION):
+        if entry.table in (REPLICA, REGION, HOST):
             additions[0].append(update)
         elif entry.table == GROUP:
             additions[1].append(update)
@@ -380,24 +432,24 @@ def job_of(entry: Entry, states: Iterable[State]) -> int | None:
 
 
 def without_room(
-    plans: Mapping[int, Iterable[Entry]], sizes: Mapping[str, int], seated: Container[int]
-) -> dict[int, CannotHold]:
-    """Jobs whose entries do not fit into the tables of the switch any more, by job ID.
+    plans: Mapping[_Job, Iterable[Entry]], sizes: Mapping[str, int], seated: Container[_Job]
+) -> dict[_Job, CannotHold]:
+    """Jobs (by whatever names them) whose entries do not fit into the tables of the switch any more.
 
     `sizes`: entries that each table holds (p4info); a table without a size is not limited. Jobs of `seated`, which the
-    switch holds now, have their place before others, then the lower job ID. bmv2 answers UNKNOWN when a table is full,
+    switch holds now, have their place before others, then the lower name. bmv2 answers UNKNOWN when a table is full,
     so this is found before anything is written.
     """
     used: dict[str, int] = {}
-    refused: dict[int, CannotHold] = {}
-    for job_id in sorted(plans, key=lambda job_id: (job_id not in seated, job_id)):
+    refused: dict[_Job, CannotHold] = {}
+    for job in sorted(plans, key=lambda job: (job not in seated, job)):
         needed: dict[str, int] = {}
-        for entry in plans[job_id]:
+        for entry in plans[job]:
             needed[entry.table] = needed.get(entry.table, 0) + 1
         for table, count in sorted(needed.items()):
             size = sizes.get(table, 0)
             if size and used.get(table, 0) + count > size:
-                refused[job_id] = CannotHold(
+                refused[job] = CannotHold(
                     "SwitchFull",
                     f"table {table} of the switch holds {size} entries, {size - used.get(table, 0)} are free, the job "
                     f"needs {count}: it runs HostOnly, or wait until another job of this switch ends",
@@ -409,6 +461,6 @@ def without_room(
     return refused
 
 
-def combine(plans: Mapping[int, Iterable[Entry]]) -> dict[Key, Entry]:
+def combine(*plans: Mapping[Any, Iterable[Entry]]) -> dict[Key, Entry]:
     """The entries of all jobs together."""
-    return state(entry for entries in plans.values() for entry in entries)
+    return state(entry for some in plans for entries in some.values() for entry in entries)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api
@@ -14,7 +14,7 @@ from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api
 from . import __version__
 from .codec import Codec
 from .driver import Driver, Facts, Refusal, SwitchLost
-from .entries import Entry, Key
+from .entries import HOST, Entry, Key
 from .forwarding import Tuning, managed
 from .forwarding import diff as diff_forwarding
 from .forwarding import plan as plan_forwarding
@@ -27,8 +27,10 @@ from .planner import (
     combine,
     diff,
     endpoints,
+    guard_endpoints,
     job_of,
     jobs_of,
+    plan_guard,
     plan_job,
     validate,
     without_room,
@@ -80,9 +82,9 @@ class _Ports:
         assert isinstance(answer, Port)
         return answer
 
-    def missing(self, job: api.Job) -> list[Unresolved]:
-        """Why end points of a job have no port."""
-        answers = [self._answers[key] for key in endpoints(job)]
+    def missing(self, keys: Iterable[EndpointKey]) -> list[Unresolved]:
+        """Why some of these end points have no port."""
+        answers = [self._answers[key] for key in keys]
         return [answer for answer in answers if isinstance(answer, Unresolved)]
 
 
@@ -258,8 +260,7 @@ class Reconciler:
         while True:
             try:
                 await self._resolver.changed()
-                wanted = {key for job in self._desired.jobs for key in endpoints(job)} if self._desired else set()
-                answers = dict(await self._resolver.resolve(wanted))
+                answers = dict(await self._resolver.resolve(self._endpoints()))
             except (OSError, ValueError) as error:
                 log.error("ports: %s", error)
                 await asyncio.sleep(1.0)
@@ -269,6 +270,18 @@ class Reconciler:
             if answers != self._answers or told != known:
                 known = told
                 self._wake.set()
+
+    def _endpoints(self) -> set[EndpointKey]:
+        """All that need a port."""
+        if self._desired is None:
+            return set()
+        wanted = {key for job in self._desired.jobs for key in endpoints(job)}
+        return wanted | {key for guard in self._guards(self._desired) for key in guard_endpoints(guard)}
+
+    def _guards(self, desired: api.DesiredState) -> list[api.Guard]:
+        """Those that this switch can hold: a P4 program admits by port and bit alone."""
+        codec = self.driver.codec
+        return list(desired.guards) if codec is not None and HOST in codec.table_sizes else []
 
     async def _pass(self) -> None:
         session = self.driver.link.session
@@ -316,16 +329,29 @@ class Reconciler:
             self._reason, self._message = "NoDesiredState", "the operator has sent no desired state yet"
             return
         outcomes: dict[int, _Outcome] = {}
-        plans = await self._plan(desired, outcomes)
-        trouble = await self._forward(codec)
+        plans, guards = await self._plan(desired, outcomes)
+        trouble, exposed = await self._forward(codec), ""
         now = await self.driver.read()
         for job_id, error in without_room(plans, codec.table_sizes, jobs_of(now)).items():
             outcomes[job_id] = _Outcome(_FAILED, error.reason, error.message)
             del plans[job_id]
+        owners = {job.uid: job.job_id for job in desired.jobs}
+
+        def unguarded(uid: str, outcome: _Outcome) -> None:
+            """A job that cannot be guarded is not programmed; of one that is not here anyway the switch says so."""
+            nonlocal exposed
+            guards.pop(uid, None)
+            if owners.get(uid) in plans:
+                outcomes[owners[uid]] = outcome
+                del plans[owners[uid]]
+            exposed = exposed or f"the hosts of a job are not guarded: {outcome.message}"
+
+        for uid, full in without_room(guards, codec.table_sizes, ()).items():
+            unguarded(uid, _Outcome(_FAILED, full.reason, full.message))
         # One round writes, the next finds nothing to do; more only for jobs that the switch refuses.
-        rounds = 3 + len(plans)
+        rounds = 3 + len(plans) + len(guards)
         while True:
-            changes = diff(now, combine(plans))
+            changes = diff(now, combine(plans, guards))
             if changes.empty:
                 break
             rounds -= 1
@@ -337,12 +363,16 @@ class Reconciler:
             if not refused:
                 continue
             blamed = self._blame(refused, plans, before)
-            if not blamed:
+            hosts = {refusal.entry.key: refusal for refusal in refused if refusal.entry.table == HOST}
+            bad = [(uid, hosts[e.key]) for uid, held in guards.items() for e in held if e.key in hosts]
+            for uid, refusal in bad:
+                unguarded(uid, _Outcome(_FAILED, refusal.reason, refusal.message))
+            if not blamed and not bad:
                 first = refused[0]
                 raise SwitchLost("SwitchRefused", f"{first.entry.key}: {first.message}")
             for job_id, outcome in blamed.items():
                 outcomes[job_id] = outcome
-                del plans[job_id]
+                plans.pop(job_id, None)
         for job_id in plans:
             outcomes[job_id] = _Outcome(_PROGRAMMED)
         if self._desired is not desired:
@@ -351,6 +381,8 @@ class Reconciler:
         self._in_sync, self._reason, self._message = _summary(desired, outcomes)
         if self._in_sync and trouble:
             self._in_sync, self._reason, self._message = False, "ForwardingRefused", trouble
+        if self._in_sync and exposed:
+            self._in_sync, self._reason, self._message = False, "HostsUnguarded", exposed
 
     async def _forward(self, codec: Codec) -> str:
         """Tables for ordinary traffic and the program's numbers, where the switch has them; what the switch refuses.
@@ -376,13 +408,23 @@ class Reconciler:
                 return f"ordinary traffic: the switch refuses {first.entry.table} {first.entry.match}: {first.message}"
         return ""
 
-    async def _plan(self, desired: api.DesiredState, outcomes: dict[int, _Outcome]) -> dict[int, list[Entry]]:
-        wanted = {key for job in desired.jobs for key in endpoints(job)}
-        self._answers = dict(await self._resolver.resolve(wanted))
+    async def _plan(
+        self, desired: api.DesiredState, outcomes: dict[int, _Outcome]
+    ) -> tuple[dict[int, list[Entry]], dict[str, list[Entry]]]:
+        """Entries of each job by job ID, and those that guard its hosts by uid.
+
+        A job waits until all its hosts have a port: those that had none yet could not send anything.
+        """
+        self._answers = dict(await self._resolver.resolve(self._endpoints()))
         ports = _Ports(self._answers)
         plans: dict[int, list[Entry]] = {}
+        guarded = {guard.uid: guard for guard in self._guards(desired)}
+        guards = {
+            uid: plan_guard(guard, ports) for uid, guard in guarded.items() if not ports.missing(guard_endpoints(guard))
+        }
         for job in desired.jobs:
-            missing = ports.missing(job)
+            needed = [*endpoints(job), *(guard_endpoints(guarded[job.uid]) if job.uid in guarded else ())]
+            missing = ports.missing(needed)
             wrong = [answer.message for answer in missing if answer.wrong]
             if wrong:
                 outcomes[job.job_id] = _Outcome(_FAILED, "PortNotFound", "; ".join(wrong[:3]))
@@ -395,7 +437,7 @@ class Reconciler:
                 plans[job.job_id] = plan_job(job, ports, self.facts.limits)
             except CannotHold as error:
                 outcomes[job.job_id] = _Outcome(_FAILED, error.reason, error.message)
-        return plans
+        return plans, guards
 
     async def _execute(self, changes: Diff) -> list[Refusal]:
         for batch in changes.removals:

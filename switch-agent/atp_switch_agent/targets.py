@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from finsy.proto import p4i
 
-from .entries import ACTIONS, FIELDS
+from .entries import ACTIONS, FIELDS, OPTIONAL
 
 SOFTWARE_TARGETS = frozenset({"software-bpf", "software-relay"})
 STICKY_TARGETS = SOFTWARE_TARGETS | {"bmv2"}
@@ -112,7 +112,7 @@ def problems(p4info: p4i.P4Info, contract: p4i.P4Info) -> list[str]:
     for name, fields in FIELDS.items():
         table, wanted = tables.get(name), wanted_tables[name]
         if table is None:
-            wrong.append(f"table {name} is missing")
+            wrong += [] if name in OPTIONAL else [f"table {name} is missing"]
             continue
         have = {field.name: field for field in table.match_fields}
         want = {field.name: field for field in wanted.match_fields}

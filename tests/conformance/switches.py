@@ -643,7 +643,9 @@ class VethSwitch(Switch):
         return through
 
     def send(self, packet: Packet, dst: str, expected: int) -> list[Packet]:
-        frames = self.exchange(packet.port, frame_of(packet.payload(), packet.src or packet.port, dst, packet.ce), expected)
+        frames = self.exchange(
+            packet.port, frame_of(packet.payload(), packet.src or packet.port, dst, packet.ce), expected
+        )
         for port, frame in frames:
             assert frame[:6] == mac_of(port), "destination MAC"
             assert socket.inet_ntoa(frame[30:34]) == address_of(port), "destination IP"

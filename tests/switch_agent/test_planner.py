@@ -14,6 +14,7 @@ from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api
 from atp_switch_agent.entries import (
     ADMISSION,
     GROUP,
+    HOST,
     JOB,
     PS_PORT,
     REGION,
@@ -33,8 +34,10 @@ from atp_switch_agent.planner import (
     Update,
     combine,
     diff,
+    plan_guard,
     plan_job,
     validate,
+    without_room,
 )
 
 LIMITS = Limits(aggregators=4096, values=(62, 350))
@@ -79,6 +82,18 @@ def jobs(draw: st.DrawFn, job_id: int, group: int) -> api.Job:
 
 
 @st.composite
+def guards(draw: st.DrawFn, job_id: int, uid: str, epoch: int, addresses: list[str]) -> api.Guard:
+    """One or two hosts of a job; addresses change hands between states."""
+    message = api.Guard(job_id=job_id, uid=uid, epoch=epoch)
+    for number, address in enumerate(addresses[: draw(st.integers(1, 2))]):
+        endpoint = api.Endpoint(address=address, port=draw(st.integers(1, 12)))
+        message.hosts.append(
+            api.Host(endpoint=endpoint, parameter_server=not number, bit=draw(st.integers(0, 31)), rack=number)
+        )
+    return message
+
+
+@st.composite
 def desired_states(draw: st.DrawFn) -> api.DesiredState:
     """A random desired state over a few job IDs and groups, so that they are often reused."""
     ids = draw(st.lists(st.integers(1, 4), unique=True, max_size=4))
@@ -86,12 +101,19 @@ def desired_states(draw: st.DrawFn) -> api.DesiredState:
     wanted = api.DesiredState(switch_name="sw", generation=1)
     for job_id, group in zip(ids, groups, strict=False):
         wanted.jobs.append(draw(jobs(job_id, group)))
+    owners = [(job.job_id, job.uid, job.epoch) for job in wanted.jobs]
+    addresses = draw(st.permutations([f"10.7.0.{n}" for n in range(1, 13)]))
+    for number, owner in enumerate([*owners, (255, "c", 1), (255, "d", draw(st.integers(1, 2)))]):
+        wanted.guards.append(draw(guards(*owner, addresses[2 * number : 2 * number + 2])))
     validate(wanted, "sw", LIMITS)
     return wanted
 
 
 def planned(desired: api.DesiredState, ports: Callable[[EndpointKey], Port] = port_of) -> State:
-    return combine({job.job_id: plan_job(job, ports, LIMITS) for job in desired.jobs})
+    return combine(
+        {job.job_id: plan_job(job, ports, LIMITS) for job in desired.jobs},
+        {guard.uid + str(guard.job_id): plan_guard(guard, ports) for guard in desired.guards},
+    )
 
 
 def states() -> st.SearchStrategy[State]:
@@ -125,6 +147,11 @@ def check_between(held: State, now: State, wanted: State) -> None:
     known = {entry.number(0): entry for entry in held.values() if entry.table == JOB}
     rights = by_job(held, ADMISSION, TRANSIT, PS_PORT)
     assert set(rights) <= set(known), "rights without a job"
+    hosts = by_job(held, HOST)
+    addresses = [entry.match[1] for entries in hosts.values() for entry in entries]
+    assert len(addresses) == len(set(addresses)), "one address, two jobs"
+    assert {entry for entries in hosts.values() for entry in entries} <= {*now.values(), *wanted.values()}
+    assert set(known) <= set(hosts), "a job without its guard"
     for job_id, job in known.items():
         allowed_rights: set[Entry] = set()
         allowed_regions: set[Entry] = set()
@@ -264,6 +291,38 @@ def test_entries_of_level_1() -> None:
     assert Entry(TRANSIT, (3, 40, 1), (0xFFFFFFFF,)) in entries
     assert Entry(GROUP, (9,), (3, 9, 40, 0x8000)) in entries
     assert not [entry for entry in entries if entry.table == ADMISSION and entry.match[2] == 0]
+
+
+def test_entries_of_a_guard() -> None:
+    """A worker has its place, a PS none; the mark is of the epoch, and nobody else's."""
+
+    def guard(uid: str, epoch: int) -> list[Entry]:
+        endpoint = api.Endpoint(address="10.0.0.1", port=4)
+        worker = api.Host(endpoint=endpoint, bit=31, rack=2, edge=True)
+        server = api.Host(endpoint=api.Endpoint(address="10.0.0.9", port=9), parameter_server=True, bit=3)
+        return plan_guard(api.Guard(uid=uid, epoch=epoch, job_id=255, hosts=[worker, server]), port_of)
+
+    first, second = guard("u", 1)
+    mark = first.params[1]
+    assert first == Entry(HOST, (255, 0x0A000001), (4, mark, 1, 1 << 31, 0b100, 1))
+    assert second == Entry(HOST, (255, 0x0A000009), (9, mark, 2, 0, 0, 0))
+    assert len({mark, guard("u", 2)[0].params[1], guard("v", 1)[0].params[1], 0}) == 4
+
+
+def test_guards_that_do_not_fit_are_named() -> None:
+    guard = api.Guard(uid="u", epoch=1, job_id=7, hosts=[api.Host(endpoint=api.Endpoint(address="10.0.0.1", port=4))])
+    plans = {uid: plan_guard(guard, port_of) for uid in ("b", "a")}
+    assert set(without_room(plans, {HOST: 1}, ())) == {"b"}
+
+
+def test_one_address_is_of_one_job() -> None:
+    host = api.Host(endpoint=api.Endpoint(address="10.0.0.1", port=4))
+    desired = api.DesiredState(switch_name="sw", generation=1)
+    desired.guards.append(api.Guard(uid="u", name="ns/one", job_id=255, hosts=[host]))
+    validate(desired, "sw", LIMITS)
+    desired.guards.append(api.Guard(uid="v", name="ns/two", job_id=255, hosts=[host]))
+    with pytest.raises(InvalidState, match=r"guard of ns/two: 10\.0\.0\.1 is also a host in the guard of ns/one"):
+        validate(desired, "sw", LIMITS)
 
 
 def test_a_new_epoch_tears_the_job_down_first() -> None:

@@ -292,6 +292,80 @@ class Job(_message.Message):
 Global___Job: _TypeAlias = Job  # noqa: Y015
 
 @_typing.final
+class Host(_message.Message):
+    """One host of a job, for switches that guard hosts by address. Bits are those of the packets that it makes itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    PARAMETER_SERVER_FIELD_NUMBER: _builtins.int
+    BIT_FIELD_NUMBER: _builtins.int
+    RACK_FIELD_NUMBER: _builtins.int
+    EDGE_FIELD_NUMBER: _builtins.int
+    parameter_server: _builtins.bool
+    """else a worker"""
+    bit: _builtins.int
+    """bit number in bitmap0"""
+    rack: _builtins.int
+    """bit number in bitmap1"""
+    edge: _builtins.bool
+    @_builtins.property
+    def endpoint(self) -> Global___Endpoint: ...
+    def __init__(
+        self,
+        *,
+        endpoint: Global___Endpoint | None = ...,
+        parameter_server: _builtins.bool = ...,
+        bit: _builtins.int = ...,
+        rack: _builtins.int = ...,
+        edge: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bit", b"bit", "edge", b"edge", "endpoint", b"endpoint", "parameter_server", b"parameter_server", "rack", b"rack"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Host: _TypeAlias = Host  # noqa: Y015
+
+@_typing.final
+class Guard(_message.Message):
+    """All hosts of one epoch of a job, with or without aggregators on this switch: only they may exchange its packets."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    HOSTS_FIELD_NUMBER: _builtins.int
+    uid: _builtins.str
+    """of the ATPJob"""
+    name: _builtins.str
+    """namespace/name, for people"""
+    epoch: _builtins.int
+    job_id: _builtins.int
+    """jobs without aggregators share one"""
+    @_builtins.property
+    def hosts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Host]: ...
+    def __init__(
+        self,
+        *,
+        uid: _builtins.str = ...,
+        name: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        job_id: _builtins.int = ...,
+        hosts: _abc.Iterable[Global___Host] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "hosts", b"hosts", "job_id", b"job_id", "name", b"name", "uid", b"uid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Guard: _TypeAlias = Guard  # noqa: Y015
+
+@_typing.final
 class DesiredState(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -299,12 +373,17 @@ class DesiredState(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     WRITER_FIELD_NUMBER: _builtins.int
     JOBS_FIELD_NUMBER: _builtins.int
+    GUARDS_FIELD_NUMBER: _builtins.int
     switch_name: _builtins.str
     generation: _builtins.int
     """Grows with every change; compared only between states of one `writer` (the operator's lease identity epoch)."""
     writer: _builtins.str
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Job]: ...
+    @_builtins.property
+    def guards(self) -> _containers.RepeatedCompositeFieldContainer[Global___Guard]:
+        """of these jobs, and of others that have pods behind this switch"""
+
     def __init__(
         self,
         *,
@@ -312,10 +391,11 @@ class DesiredState(_message.Message):
         generation: _builtins.int = ...,
         writer: _builtins.str = ...,
         jobs: _abc.Iterable[Global___Job] | None = ...,
+        guards: _abc.Iterable[Global___Guard] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "jobs", b"jobs", "switch_name", b"switch_name", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "guards", b"guards", "jobs", b"jobs", "switch_name", b"switch_name", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
