@@ -43,7 +43,7 @@ class AgentSession:
         self._writer = writer
         self._changed = changed
         self.view = AgentView(since=time.time())
-        self._wanted: list[pb.Job] | None = None
+        self._wanted: pb.DesiredState | None = None
         self._wanted_key = b""
         self._pushed_key: bytes | None = None
         # Grows over restarts of the operator and changes of the leader without being stored anywhere.
@@ -52,11 +52,12 @@ class AgentSession:
         self._push = asyncio.Event()
         self._settled = asyncio.Event()
 
-    def want(self, jobs: Sequence[pb.Job]) -> None:
-        """The jobs that the switch must hold, sorted; pushed if they are not what was pushed last."""
-        key = b"".join(job.SerializeToString(deterministic=True) + b"\0" for job in jobs)
+    def want(self, jobs: Sequence[pb.Job], guards: Sequence[pb.Guard]) -> None:
+        """The jobs that the switch must hold and the hosts that it must guard, sorted; pushed if they changed."""
+        wanted = pb.DesiredState(switch_name=self.name, writer=self._writer, jobs=jobs, guards=guards)
+        key = wanted.SerializeToString(deterministic=True)
         if self._wanted is None or key != self._wanted_key:
-            self._wanted, self._wanted_key = list(jobs), key
+            self._wanted, self._wanted_key = wanted, key
             self._settled.clear()
             self._push.set()
 
@@ -229,9 +230,10 @@ class AgentSession:
             self._push.clear()
             if self._wanted is None or self._wanted_key == self._pushed_key:
                 continue
-            jobs, key = self._wanted, self._wanted_key
+            state, key = pb.DesiredState(), self._wanted_key
+            state.CopyFrom(self._wanted)
             self._generation = max(self._generation + 1, int(time.time() * 1000))
-            state = pb.DesiredState(switch_name=self.name, generation=self._generation, writer=self._writer, jobs=jobs)
+            state.generation = self._generation
             try:
                 observed = await stub.ApplyDesiredState(state, timeout=CALL_SECONDS)
             except grpc.aio.AioRpcError as error:
@@ -252,7 +254,7 @@ class AgentSession:
                     await asyncio.sleep(1.0)
                     self._push.set()
                 continue
-            log.info("switch %s: generation %d with %d jobs accepted", self.name, self._generation, len(jobs))
+            log.info("switch %s: generation %d with %d jobs accepted", self.name, self._generation, len(state.jobs))
             self._pushed_key, self._accepted = key, self._generation
             if key == self._wanted_key:
                 self._settled.set()

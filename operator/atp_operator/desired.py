@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 
 from atp_api import wire
 from atp_api.switchagent.v1alpha1 import switchagent_pb2 as pb
 
-from .model import Job, Placement, Seat, Switch
+from .model import ACTIVE_PHASES, HOST_ONLY_JOB_ID, Job, Placement, Seat, Switch
 
 MAX_WINDOW = 1024
 """Packets of one worker on their way."""
@@ -32,6 +33,39 @@ def desired_jobs(switch: Switch, jobs: Iterable[Job]) -> list[pb.Job]:
         ):
             result.append(_job(switch, job, status.placement))
     return sorted(result, key=lambda entry: (entry.job_id, entry.uid))
+
+
+def desired_guards(switch: Switch, jobs: Iterable[Job]) -> list[pb.Guard]:
+    """The hosts of every placed job that has a pod below this switch or a level on it, in the order of their names.
+
+    Also of jobs without aggregators: what their pods may send, and who may send to them, does not hang on that.
+    """
+    result = []
+    for job in jobs:
+        status, placement = job.status, job.status.placement
+        if job.deleting is not None or placement is None or status.phase not in ACTIVE_PHASES:
+            continue
+        nodes = {seat.node for seat in placement.seats} | {server.node for server in placement.servers}
+        if switch.name in placement.switches or not nodes.isdisjoint(switch.nodes):
+            result.append(_guard(switch, job, placement))
+    return sorted(result, key=lambda guard: (guard.name, guard.uid))
+
+
+def _guard(switch: Switch, job: Job, placement: Placement) -> pb.Guard:
+    workers = [
+        pb.Host(endpoint=_endpoint(switch, s.address, s.node), bit=s.bit, rack=s.rack, edge=s.edge)
+        for s in placement.seats
+    ]
+    servers = [
+        pb.Host(endpoint=_endpoint(switch, s.address, s.node), parameter_server=True) for s in placement.servers
+    ]
+    return pb.Guard(
+        uid=job.uid,
+        name=job.key,
+        epoch=job.status.epoch,
+        job_id=job.status.job_id or HOST_ONLY_JOB_ID,
+        hosts=[*workers, *servers],
+    )
 
 
 def _endpoint(switch: Switch, address: str, node: str) -> pb.Endpoint:
@@ -70,6 +104,11 @@ def _job(switch: Switch, job: Job, placement: Placement) -> pb.Job:
         parameter_servers=[_endpoint(switch, s.address, s.node) for s in placement.servers],
         multicast_group=status.job_id or 0,
     )
+
+
+def assignment_digest(text: str) -> str:
+    """What the operator keeps of an assignment that it has seen in a pod."""
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def assignments(job: Job) -> Mapping[str, str]:
