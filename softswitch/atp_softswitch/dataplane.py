@@ -14,6 +14,10 @@ PROFILES = (62, 350, 870)
 REGIONS_MAX = 4
 GROUP_MAX = 1023
 REPLICAS_MAX = 64
+SOURCES_MAX = 8
+"""Addresses of one pod that are known."""
+DROP_PORTS_MAX = 1024
+"""Ports whose drops are counted apart."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,13 @@ class Host:
 
 @dataclass(frozen=True)
 class PortDrops:
-    """What was dropped of the packets that came in at one port, by reason; `last_source` is an IPv4 address."""
+    """What was dropped of the packets that came in at one port, by reason (enum atp_drop).
+
+    `address`: of the pod behind the port; `last_source`: what the last packet said. IPv4, host order, 0: not known.
+    """
 
     port: int
+    address: int
     last_source: int
     dropped: Mapping[str, int]
 

@@ -33,6 +33,8 @@ _INSERT, _MODIFY, _DELETE = p4r.Update.INSERT, p4r.Update.MODIFY, p4r.Update.DEL
 
 _WITH_PORT = frozenset({"admission", "transit", "ps_port", "replica"})
 _OWNER = {"replica": "multicast group"}
+_DROP_ORDER = ("source", "destination", "malformed", "forged", "admission")
+"""Members of dropped_t behind port, address and last_source."""
 
 _CODE_OF_ERRNO = {
     errno.EINVAL: Code.INVALID_ARGUMENT,
@@ -486,6 +488,9 @@ class Device:
                 raise P4RuntimeError(Code.NOT_FOUND, f"there is no register with ID {message.register_id:#x}")
             registers = [register]
         for register in registers:
+            if register.name == "dropped":
+                yield from self._read_dropped(register, message)
+                continue
             aggregator = register.name == "aggregator"
             # The array is as long as the switch has aggregators, whatever the p4info's size allows.
             size = self.dataplane.aggregators if aggregator else register.size
@@ -498,6 +503,24 @@ class Device:
                 reply.index.index = index
                 reply.data.CopyFrom(self._aggregator(index) if aggregator else self._occupied(index))
                 yield p4r.Entity(register_entry=reply)
+
+    def _read_dropped(self, register: Register, message: p4r.RegisterEntry) -> Iterator[p4r.Entity]:
+        """The ports at which something was dropped; a whole read leaves out the empty rest of the array."""
+        rows = [
+            (drops.port, drops.address, drops.last_source, *(drops.dropped[name] for name in _DROP_ORDER))
+            for drops in self.dataplane.read_drops()
+        ][: register.size]
+        if message.HasField("index"):
+            first = _index(message.index.index, register.size, f"register {register.name}")
+            chosen = {first: rows[first] if first < len(rows) else (0,) * (3 + len(_DROP_ORDER))}
+        else:
+            chosen = dict(enumerate(rows))
+        for index, numbers in chosen.items():
+            reply = p4r.RegisterEntry(register_id=register.id)
+            reply.index.index = index
+            members = [p4d.P4Data(bitstring=bytestring.encode(number)) for number in numbers]
+            reply.data.CopyFrom(p4d.P4Data(struct=p4d.P4StructLike(members=members)))
+            yield p4r.Entity(register_entry=reply)
 
     def _aggregator(self, index: int) -> p4d.P4Data:
         state = self.dataplane.read_aggregator(index)

@@ -13,12 +13,21 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_uint8, c_uint16, c_uint32,
 from pathlib import Path
 from typing import Any
 
-from .dataplane import ENV_LIBRARY, ENV_OBJECT_DIR, REGIONS_MAX, AggregatorState, Host, JobConfig, PortDrops, Replica
+from .dataplane import (
+    DROP_PORTS_MAX,
+    ENV_LIBRARY,
+    ENV_OBJECT_DIR,
+    REGIONS_MAX,
+    AggregatorState,
+    Host,
+    JobConfig,
+    PortDrops,
+    Replica,
+)
 from .errors import DataplaneError
 
 _COUNTERS_MAX = 64
 _DROPS = 5
-_DROP_PORTS_MAX = 1024
 
 
 class _Region(ctypes.Structure):
@@ -105,6 +114,8 @@ _SIGNATURES: dict[str, list[Any]] = {
     "atp_switch_delete_ps_port": [_HANDLE, c_uint8, c_uint32],
     "atp_switch_set_host": [_HANDLE, c_uint32, POINTER(_Host)],
     "atp_switch_delete_host": [_HANDLE, c_uint32],
+    "atp_switch_set_sources": [_HANDLE, c_uint32, POINTER(c_uint32), c_uint32],
+    "atp_switch_delete_sources": [_HANDLE, c_uint32],
     "atp_switch_read_drops": [_HANDLE, POINTER(_PortDrops), c_uint32],
     "atp_switch_set_group": [_HANDLE, c_uint32, POINTER(_Replica), c_uint32],
     "atp_switch_read_counters": [_HANDLE, c_uint8, POINTER(c_uint64)],
@@ -197,6 +208,7 @@ class SwitchLibrary:
         self._counter_names = _names(self._lib.atp_counter_names())
         self._drop_names = _names(self._lib.atp_drop_names())
         assert len(self._drop_names) == _DROPS, "the library is of another version"
+        self._addresses: dict[int, int] = {}
         self._lock = threading.Lock()
         self._aggregators = aggregators
         self._values = values
@@ -276,12 +288,26 @@ class SwitchLibrary:
     def delete_host(self, address: int) -> None:
         self._call("atp_switch_delete_host", address)
 
+    def set_sources(self, ifindex: int, addresses: Sequence[int]) -> None:
+        """The pod behind a port has these addresses, and no packet to the ATP port leaves it with another."""
+        self._call("atp_switch_set_sources", ifindex, (c_uint32 * max(1, len(addresses)))(*addresses), len(addresses))
+        self._addresses[ifindex] = addresses[0] if addresses else 0
+
+    def delete_sources(self, ifindex: int) -> None:
+        self._addresses.pop(ifindex, None)
+        self._call("atp_switch_delete_sources", ifindex)
+
     def read_drops(self) -> Sequence[PortDrops]:
         """Ports at which something was dropped since the switch was opened."""
-        raw = (_PortDrops * _DROP_PORTS_MAX)()
-        count = self._call("atp_switch_read_drops", raw, _DROP_PORTS_MAX)
+        raw = (_PortDrops * DROP_PORTS_MAX)()
+        count = self._call("atp_switch_read_drops", raw, DROP_PORTS_MAX)
         return [
-            PortDrops(item.port, item.last_source, dict(zip(self._drop_names, item.dropped, strict=True)))
+            PortDrops(
+                item.port,
+                self._addresses.get(item.port, 0),
+                item.last_source,
+                dict(zip(self._drop_names, item.dropped, strict=True)),
+            )
             for item in raw[:count]
         ]
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -37,6 +38,11 @@ class SwitchCollector(Collector):
         in_use = GaugeMetricFamily(
             "atp_softswitch_aggregators_in_use", "Aggregators in use by job ID", labels=["job_id"]
         )
+        dropped = CounterMetricFamily(
+            "atp_softswitch_dropped_packets",
+            "Packets that the guard dropped, by the port where they came in, the address of the pod there, and why",
+            labels=["ifindex", "address", "reason"],
+        )
         entries = GaugeMetricFamily("atp_softswitch_table_entries", "Entries by table", labels=["table"])
         device = self._service.device
         jobs = device.jobs() if device else []
@@ -44,6 +50,10 @@ class SwitchCollector(Collector):
             for job_id in (0, *jobs):
                 for name, value in self._dataplane.read_counters(job_id).items():
                     packets.add_metric([str(job_id), name], value)
+            for drops in self._dataplane.read_drops():
+                address = str(ipaddress.IPv4Address(drops.address)) if drops.address else ""
+                for reason, value in drops.dropped.items():
+                    dropped.add_metric([str(drops.port), address, reason], value)
             if device:
                 for job_id in jobs:
                     in_use.add_metric([str(job_id)], device.occupancy(job_id))
@@ -52,6 +62,7 @@ class SwitchCollector(Collector):
         except DataplaneError:
             return  # closing down
         yield packets
+        yield dropped
         yield in_use
         yield entries
         yield GaugeMetricFamily(

@@ -8,29 +8,37 @@ import errno
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from pyroute2 import IPRoute
 
+from .dataplane import SOURCES_MAX
 from .errors import DataplaneError
+from .pod_addresses import pod_addresses
 
 RTMGRP_LINK = 1
 _RESCAN_SECONDS = 10.0
 _SETTLE_SECONDS = 0.05
+_ADDRESS_SECONDS = 0.2
+"""How long a pod's new address may go unnoticed: it raises no event on this side."""
 
 log = logging.getLogger("atp_softswitch.ports")
 
 
 @dataclass(frozen=True)
 class Link:
-    """One interface. `foreign_peer`: the other end of this link is in another network namespace."""
+    """One interface. `foreign_peer`: the other end of this link is in another network namespace.
+
+    `addresses`: the IPv4 addresses there, host order; None: not a pod's, or the kernel does not say.
+    """
 
     ifindex: int
     name: str
     kind: str
     foreign_peer: bool
+    addresses: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -70,17 +78,23 @@ class Selection:
 
 
 def list_links() -> list[Link]:
-    """Interfaces of this network namespace. Blocks for a netlink dump."""
+    """Interfaces of this network namespace. Blocks for netlink dumps."""
     with IPRoute() as netlink:
-        return [
-            Link(
-                ifindex=int(message["index"]),
-                name=str(message.get("ifname")),
-                kind=str((message.get("linkinfo") or {}).get("kind") or ""),
-                foreign_peer=message.get("link_netnsid") is not None,
+        return [_link(message) for message in netlink.link("dump")]
+
+
+def _link(message: Any) -> Link:
+    kind = str((message.get("linkinfo") or {}).get("kind") or "")
+    netnsid = message.get("link_netnsid")
+    addresses = None
+    if kind == "veth" and netnsid is not None:
+        try:
+            addresses = pod_addresses(int(netnsid))
+        except OSError as error:
+            log.warning(
+                "addresses of a pod unknown", extra={"interface": message.get("ifname"), "reason": error.strerror}
             )
-            for message in netlink.link("dump")
-        ]
+    return Link(int(message["index"]), str(message.get("ifname")), kind, netnsid is not None, addresses)
 
 
 def no_interface(port: int) -> str | None:
@@ -101,10 +115,12 @@ def no_neighbour(port: int) -> str | None:
 
 
 class Hook(Protocol):
-    """Attach and detach one interface; both raise DataplaneError."""
+    """Attach and detach one interface, and say which addresses the pod behind it has; all raise DataplaneError."""
 
     def attach(self, ifindex: int) -> None: ...
     def detach(self, ifindex: int) -> None: ...
+    def set_sources(self, ifindex: int, addresses: Sequence[int]) -> None: ...
+    def delete_sources(self, ifindex: int) -> None: ...
 
 
 class PortKeeper:
@@ -127,6 +143,7 @@ class PortKeeper:
         self._hook = hook
         self._selection = selection
         self._attached: dict[int, str] = {}
+        self._sources: dict[int, tuple[int, ...]] = {}
         self._refused: dict[int, str] = {}
         self._stopped = False
 
@@ -140,18 +157,23 @@ class PortKeeper:
         """Interfaces selected by name that are not attached."""
         return sorted(self._selection.names - set(self._attached.values()))
 
-    def reconcile(self, links: Iterable[Link]) -> None:
-        """Attach what is selected and there, forget what is gone."""
+    def reconcile(self, links: Sequence[Link]) -> None:
+        """Attach what is selected and there, forget what is gone.
+
+        A pod's port is checked before it is attached: until its address is known, nothing leaves it for the ATP port.
+        """
         wanted = self._selection.wanted(links, self._used())
         for ifindex in sorted(set(self._attached) - set(wanted)):
             name = self._attached.pop(ifindex)
             self._detach(ifindex, name)
         for ifindex in sorted(set(self._refused) - set(wanted)):
             del self._refused[ifindex]
+        known = {link.ifindex: link.addresses for link in links}
         for ifindex, name in sorted(wanted.items()):
-            if ifindex in self._attached:
-                continue
             try:
+                self._tell_sources(ifindex, known.get(ifindex))
+                if ifindex in self._attached:
+                    continue
                 self._hook.attach(ifindex)
             except DataplaneError as error:
                 gone = error.errno in (errno.ENODEV, errno.ENXIO)
@@ -163,12 +185,27 @@ class PortKeeper:
             self._refused.pop(ifindex, None)
             log.info("attached", extra={"hook": self.label, "interface": name, "ifindex": ifindex})
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a pod has no address yet."""
+        return any(not addresses for addresses in self._sources.values())
+
+    def _tell_sources(self, ifindex: int, addresses: tuple[int, ...] | None) -> None:
+        if addresses is None or self._sources.get(ifindex) == addresses:
+            return  # what was known last holds while the kernel does not say
+        if len(addresses) > SOURCES_MAX:
+            log.warning("a pod has too many addresses", extra={"ifindex": ifindex, "used": SOURCES_MAX})
+        self._hook.set_sources(ifindex, addresses[:SOURCES_MAX])
+        self._sources[ifindex] = addresses
+
     def _detach(self, ifindex: int, name: str) -> None:
-        try:
-            self._hook.detach(ifindex)
-        except DataplaneError as error:
-            # An interface that vanished took its hook with it.
-            log.debug("detach", extra={"hook": self.label, "interface": name, "reason": str(error)})
+        known = self._sources.pop(ifindex, None) is not None
+        for step in (self._hook.detach, *([self._hook.delete_sources] if known else [])):
+            try:
+                step(ifindex)
+            except DataplaneError as error:
+                # An interface that vanished took its hook with it.
+                log.debug("detach", extra={"hook": self.label, "interface": name, "reason": str(error)})
         log.info("detached", extra={"hook": self.label, "interface": name, "ifindex": ifindex})
 
     def close(self) -> None:
@@ -204,7 +241,8 @@ class PortKeeper:
                 changed.clear()
                 self.reconcile(await asyncio.to_thread(list_links))
                 try:
-                    await asyncio.wait_for(changed.wait(), _RESCAN_SECONDS)
+                    wait = _ADDRESS_SECONDS if self.waiting else _RESCAN_SECONDS
+                    await asyncio.wait_for(changed.wait(), wait)
                     await asyncio.sleep(_SETTLE_SECONDS)
                 except TimeoutError:
                     pass

@@ -7,7 +7,7 @@ import argparse
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -33,6 +33,12 @@ class _TcHook:
     def detach(self, ifindex: int) -> None:
         self.library.detach_tc(ifindex)
 
+    def set_sources(self, ifindex: int, addresses: Sequence[int]) -> None:
+        self.library.set_sources(ifindex, addresses)
+
+    def delete_sources(self, ifindex: int) -> None:
+        self.library.delete_sources(ifindex)
+
 
 @dataclass(frozen=True)
 class _XdpHook:
@@ -43,6 +49,17 @@ class _XdpHook:
 
     def detach(self, ifindex: int) -> None:
         self.library.detach_xdp(ifindex)
+
+    def set_sources(self, ifindex: int, addresses: Sequence[int]) -> None:
+        self.library.set_sources(ifindex, addresses)
+
+    def delete_sources(self, ifindex: int) -> None:
+        self.library.delete_sources(ifindex)
+
+
+def tc_hook(library: SwitchLibrary) -> _TcHook:
+    """The tc hook of an open switch."""
+    return _TcHook(library)
 
 
 class _RatedHook:
@@ -61,6 +78,12 @@ class _RatedHook:
 
     def detach(self, ifindex: int) -> None:
         self._hook.detach(ifindex)
+
+    def set_sources(self, ifindex: int, addresses: Sequence[int]) -> None:
+        self._hook.set_sources(ifindex, addresses)
+
+    def delete_sources(self, ifindex: int) -> None:
+        self._hook.delete_sources(ifindex)
 
 
 def _keepers(

@@ -85,6 +85,15 @@ struct {
     __type(value, struct atp_host);
 } atp_hosts SEC(".maps");
 
+/* Ports of pods, whose addresses are known. */
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __uint(max_entries, 4096);
+    __type(key, uint32_t);
+    __type(value, struct atp_sources);
+} atp_sources SEC(".maps");
+
 /* By ingress port. Of many that misbehave those that stopped long ago are forgotten first. */
 struct {
     __uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -264,6 +273,8 @@ static __always_inline enum atp_guard_verdict atp_guard_packet(const void *data,
     verdict = atp_guard(f->from, atp_find_host(bpf_ntohl(ip->daddr)), port);
     if (verdict != ATP_GUARD_JOB)
         f->from = NULL;
+    if (verdict == ATP_GUARD_FOREIGN && !atp_is_source(bpf_map_lookup_elem(&atp_sources, &port), atp_source(data)))
+        verdict = ATP_GUARD_SOURCE; /* the addressee may be a host that another switch guards */
     return verdict;
 }
 

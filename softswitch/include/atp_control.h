@@ -22,6 +22,7 @@
 #define ATP_REGIONS_MAX 4u
 #define ATP_JOBS 256u
 #define ATP_HOSTS 16384u
+#define ATP_SOURCES_MAX 8u
 
 struct atp_region {
     uint32_t start; /* first aggregatorIndex */
@@ -167,6 +168,12 @@ int atp_switch_delete_ps_port(struct atp_switch *sw, uint8_t job_id, uint32_t po
 /* -EEXIST: the address is a host of another job. At most ATP_HOSTS. */
 int atp_switch_set_host(struct atp_switch *sw, uint32_t address, const struct atp_host *host);
 int atp_switch_delete_host(struct atp_switch *sw, uint32_t address);
+/*
+ * The addresses of the pod behind a port, at most ATP_SOURCES_MAX: nothing with another source leaves it for the ATP port
+ * of anybody, also where this switch does not know the job. A port that is not set, or was deleted, is not checked so.
+ */
+int atp_switch_set_sources(struct atp_switch *sw, uint32_t port, const uint32_t *addresses, uint32_t count);
+int atp_switch_delete_sources(struct atp_switch *sw, uint32_t port);
 /* Replace a multicast group as a whole; count 0 deletes it. At most 64 replicas. Groups 1..1023. */
 int atp_switch_set_group(struct atp_switch *sw, uint32_t group, const struct atp_replica *replicas, uint32_t count);
 

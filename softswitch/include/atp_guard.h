@@ -27,6 +27,22 @@ ATP_INLINE enum atp_guard_verdict atp_guard(const struct atp_host *from, const s
     return ATP_GUARD_JOB;
 }
 
+/* The addresses that may be the source of what comes in at one port. */
+struct atp_sources {
+    uint32_t count;
+    uint32_t address[ATP_SOURCES_MAX];
+};
+
+/* Whether a packet to the ATP port may have this source. `sources` NULL: the port is not checked. */
+ATP_INLINE int atp_is_source(const struct atp_sources *sources, uint32_t address) {
+    if (!sources)
+        return 1;
+    for (uint32_t i = 0; i < ATP_SOURCES_MAX; i++)
+        if (i < sources->count && sources->address[i] == address)
+            return 1;
+    return 0;
+}
+
 /* Whether a host of this role and place may send such a packet at all; sums of its rack are a switch's to judge. */
 ATP_INLINE int atp_may_send(const struct atp_host *from, const struct atp_header *h) {
     const uint32_t ack = h->flags & ATP_F_ACK;

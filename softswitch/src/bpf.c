@@ -41,7 +41,7 @@ struct attachment {
 struct atp_bpf {
     struct bpf_object *object;
     int tc, tc_ack, tc_guard, xdp, xdp_bench, scan; /* programs */
-    int counters, hosts, drops;                     /* maps */
+    int counters, hosts, sources, drops;            /* maps */
     size_t aggregator_size;
     int cpus;
     bool classic_tc;
@@ -161,6 +161,13 @@ static int bpf_write_host(struct atp_switch *sw, uint32_t address, const struct 
 
     return host != NULL ? bpf_map_update_elem(b->hosts, &address, host, BPF_ANY)
                         : bpf_map_delete_elem(b->hosts, &address);
+}
+
+static int bpf_write_sources(struct atp_switch *sw, uint32_t port, const struct atp_sources *sources) {
+    const struct atp_bpf *b = sw->bpf;
+
+    return sources != NULL ? bpf_map_update_elem(b->sources, &port, sources, BPF_ANY)
+                           : bpf_map_delete_elem(b->sources, &port);
 }
 
 static int bpf_read_drops(struct atp_switch *sw, struct atp_port_drops *out, uint32_t count) {
@@ -331,6 +338,7 @@ static const struct atp_backend bpf_backend = {
     .read_counters = bpf_read_counters,
     .read_aggregator = bpf_read_aggregator,
     .write_host = bpf_write_host,
+    .write_sources = bpf_write_sources,
     .read_drops = bpf_read_drops,
     .set_unguarded = bpf_set_unguarded,
     .close = bpf_close,
@@ -431,6 +439,7 @@ static int load(struct atp_switch *sw, const char *path, bool test_clock) {
         return result;
     b->counters = bpf_object__find_map_fd_by_name(b->object, "atp_counters");
     b->hosts = bpf_object__find_map_fd_by_name(b->object, "atp_hosts");
+    b->sources = bpf_object__find_map_fd_by_name(b->object, "atp_sources");
     b->drops = bpf_object__find_map_fd_by_name(b->object, "atp_drops");
     b->tc = find_program(b->object, "atp_tc");
     b->tc_guard = find_program(b->object, "atp_tc_guard");
@@ -438,8 +447,8 @@ static int load(struct atp_switch *sw, const char *path, bool test_clock) {
     b->xdp = find_program(b->object, "atp_xdp");
     b->xdp_bench = find_program(b->object, "atp_xdp_bench");
     b->scan = find_program(b->object, "atp_scan");
-    if (b->counters < 0 || b->hosts < 0 || b->drops < 0 || b->tc < 0 || b->tc_ack < 0 || b->tc_guard < 0 ||
-        b->xdp < 0 || b->scan < 0)
+    if (b->counters < 0 || b->hosts < 0 || b->sources < 0 || b->drops < 0 || b->tc < 0 || b->tc_ack < 0 ||
+        b->tc_guard < 0 || b->xdp < 0 || b->scan < 0)
         return -ENOEXEC;
     if ((result = map_table(b, 0, "atp_job_slots", (void **)&t->job_slots)) != 0 ||
         (result = map_table(b, 1, "atp_jobs", (void **)&t->jobs)) != 0 ||

@@ -428,6 +428,32 @@ ATP_EXPORT int atp_switch_delete_host(struct atp_switch *sw, uint32_t address) {
     return unlocked(sw, 0);
 }
 
+static int write_sources(struct atp_switch *sw, uint32_t port, const struct atp_sources *sources) {
+    int result;
+
+    if (sw->backend->write_sources == NULL)
+        return -ENOTSUP;
+    locked(sw);
+    result = sw->backend->write_sources(sw, port, sources);
+    return unlocked(sw, result);
+}
+
+ATP_EXPORT int atp_switch_set_sources(struct atp_switch *sw, uint32_t port, const uint32_t *addresses, uint32_t count) {
+    struct atp_sources sources = {.count = count};
+
+    if (port == 0 || (count != 0 && addresses == NULL))
+        return -EINVAL;
+    if (count > ATP_SOURCES_MAX)
+        return -E2BIG;
+    if (count != 0)
+        memcpy(sources.address, addresses, count * sizeof(*addresses));
+    return write_sources(sw, port, &sources);
+}
+
+ATP_EXPORT int atp_switch_delete_sources(struct atp_switch *sw, uint32_t port) {
+    return port == 0 ? -EINVAL : write_sources(sw, port, NULL);
+}
+
 ATP_EXPORT int atp_switch_read_drops(struct atp_switch *sw, struct atp_port_drops *out, uint32_t count) {
     if (out == NULL && count != 0)
         return -EINVAL;

@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "atp_switch_core.h"
+#include "atp_guard.h"
 #include "atp_switch_shared.h"
 #include "atp_testing.h"
 
@@ -27,6 +27,7 @@ struct atp_backend {
     /* Set (or with NULL delete) a host; read the ports at which something was dropped. NULL: packets have no addresses.
      */
     int (*write_host)(struct atp_switch *sw, uint32_t address, const struct atp_host *host);
+    int (*write_sources)(struct atp_switch *sw, uint32_t port, const struct atp_sources *sources);
     int (*read_drops)(struct atp_switch *sw, struct atp_port_drops *out, uint32_t count);
     /* How many known jobs have no host. NULL: nobody asks. */
     void (*set_unguarded)(struct atp_switch *sw, uint32_t jobs);

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atp_softswitch import bytestring
-from atp_softswitch.dataplane import AggregatorState, JobConfig, Region, Replica
+from atp_softswitch.dataplane import AggregatorState, Host, JobConfig, PortDrops, Region, Replica
 from atp_softswitch.device import Device
 from atp_softswitch.errors import Code, DataplaneError, Detail, P4RuntimeError
 from atp_softswitch.pipeline import build, contract_path, load_p4info, verify
@@ -37,6 +37,8 @@ class Memory:
         self.transit: dict[tuple[int, int, int], int] = {}
         self.ps_ports: set[tuple[int, int]] = set()
         self.groups: dict[int, tuple[Replica, ...]] = {}
+        self.hosts: dict[int, tuple[int, Host]] = {}
+        self.drops: list[PortDrops] = []
         self.counted = 100
         self.refuse: int | None = None
         self.occupancy_calls = 0
@@ -77,6 +79,17 @@ class Memory:
         else:
             del self.groups[group]
 
+    def set_host(self, job_id: int, address: int, host: Host) -> None:
+        self._may()
+        assert self.hosts.get(address, (job_id, host))[1].mark == host.mark, "the library says EEXIST"
+        self.hosts[address] = (job_id, host)
+
+    def delete_host(self, address: int) -> None:
+        del self.hosts[address]
+
+    def read_drops(self) -> Sequence[PortDrops]:
+        return self.drops
+
     def read_counters(self, job_id: int) -> Mapping[str, int]:
         return dict.fromkeys(COUNTERS, self.counted)
 
@@ -92,7 +105,7 @@ class Memory:
 
     def state(self) -> object:
         """Everything it holds."""
-        return self.jobs, self.admission, self.transit, self.ps_ports, self.groups
+        return self.jobs, self.admission, self.transit, self.ps_ports, self.groups, self.hosts
 
 
 def entry(table: str, match: dict[str, object], action: str, **params: int) -> p4r.Entity:
@@ -170,7 +183,14 @@ def one(device: Device, update: p4r.Update) -> P4RuntimeError:
     return result
 
 
+def host(address: int, job_id: int = 3, **place: int) -> p4r.Entity:
+    params = {"port": 1, "mark": 77, "role": 1, "bitmap0": 1, "bitmap1": 1, "edge": 0} | place
+    return entry("host", {"job_id": job_id, "address": address}, "set_host", **params)
+
+
 WHOLE = [
+    host(0x0A000001),
+    host(0x0A000009, port=9, role=2, bitmap0=0, bitmap1=0),
     job(),
     region(0, 63),
     region(128, 255),
@@ -195,6 +215,10 @@ def test_order_does_not_matter(there: list[int], back: list[int]) -> None:
     assert memory.admission == {(3, 1, 0, 1), (3, 2, 0, 2)}
     assert memory.transit == {(3, 9, 1): 15}
     assert memory.ps_ports == {(3, 9)}
+    assert memory.hosts == {
+        0x0A000001: (3, Host(1, 77, 1, 1, 1, 0)),
+        0x0A000009: (3, Host(9, 77, 2, 0, 0, 0)),
+    }
     assert set(memory.groups[7]) == {
         Replica(1, mac, 0x0A000001, 10800),
         Replica(2, mac, 0x0A000002, 10800),
@@ -237,6 +261,46 @@ def test_a_job_is_known_once_it_has_a_region(device: Device, memory: Memory) -> 
     codes(device, delete(region(20, 29)))
     assert not memory.jobs
     assert codes(device, delete(job())) == [Code.OK]
+
+
+def test_an_address_is_one_jobs_and_changes_hands(device: Device, memory: Memory) -> None:
+    assert codes(device, insert(host(5)), insert(host(5, 4))) == [Code.OK, Code.FAILED_PRECONDITION]
+    assert one(device, insert(host(5, 255))).message == "host: 0.0.0.5 is a host of job 3; take that entry away first"
+    assert codes(device, modify(host(5, port=8))) == [Code.OK]
+    assert codes(device, modify(host(5, port=8, mark=78))) == [Code.OK], "a new epoch of the job"
+    assert memory.hosts == {5: (3, Host(8, 78, 1, 1, 1, 0))}
+    assert device.ports() == {8}
+    assert codes(device, delete(host(5)), insert(host(5, 255))) == [Code.OK] * 2
+    assert memory.hosts == {5: (255, Host(1, 77, 1, 1, 1, 0))}
+    device.clear()
+    assert memory.hosts == {}
+
+
+def test_what_was_dropped_is_read_as_a_register(device: Device, memory: Memory) -> None:
+    reasons = ("source", "destination", "malformed", "forged", "admission")
+
+    def read(index: int | None = None) -> list[tuple[int, list[int]]]:
+        entity = p4r.Entity()
+        entity.register_entry.register_id = 369098755
+        if index is not None:
+            entity.register_entry.index.index = index
+        return [
+            (
+                found.register_entry.index.index,
+                [int.from_bytes(m.bitstring, "big") for m in found.register_entry.data.struct.members],
+            )
+            for found in device.read(entity, {})
+        ]
+
+    assert read() == [] and read(0) == [(0, [0] * 8)]
+    memory.drops = [
+        PortDrops(4, 0x0A000004, 0x0A000001, dict(zip(reasons, range(1, 6), strict=True))),
+        PortDrops(7, 0, 9, dict.fromkeys(reasons, 0) | {"forged": 1 << 40}),
+    ]
+    assert read() == [(0, [4, 0x0A000004, 0x0A000001, 1, 2, 3, 4, 5]), (1, [7, 0, 9, 0, 0, 0, 1 << 40, 0])]
+    assert read(1) == read()[1:]
+    with pytest.raises(P4RuntimeError):
+        read(1024)
 
 
 def test_table_rules(device: Device) -> None:

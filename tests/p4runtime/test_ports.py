@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
+from collections.abc import Sequence
 
 import pytest
 
@@ -25,6 +26,13 @@ class Hook:
     def __init__(self) -> None:
         self.attached: set[int] = set()
         self.errors: dict[int, int] = {}
+        self.sources: dict[int, tuple[int, ...]] = {}
+
+    def set_sources(self, ifindex: int, addresses: Sequence[int]) -> None:
+        self.sources[ifindex] = tuple(addresses)
+
+    def delete_sources(self, ifindex: int) -> None:
+        del self.sources[ifindex]
 
     def attach(self, ifindex: int) -> None:
         if ifindex in self.errors:
@@ -75,6 +83,26 @@ def test_interfaces_come_and_go() -> None:
     keeper.reconcile(LINKS)
     keeper.close()
     assert hook.attached == set()
+
+
+def test_what_pods_have_as_addresses_is_told_before_they_are_attached() -> None:
+    hook = Hook()
+    keeper = PortKeeper("tc", hook, Selection.parse(["veth"]))
+    new = Link(13, "veth3", "veth", True, ())
+    hook.errors[13] = errno.EPERM
+    keeper.reconcile([POD, new, NIC])
+    assert hook.sources == {13: ()} and hook.attached == {11}
+    assert keeper.waiting, "an address inside a pod raises no event here"
+    hook.errors.clear()
+    keeper.reconcile([POD, Link(13, "veth3", "veth", True, (7, 8)), NIC])
+    assert hook.sources == {13: (7, 8)} and not keeper.waiting
+    keeper.reconcile([POD, Link(13, "veth3", "veth", True, None), NIC])
+    assert hook.sources == {13: (7, 8)}, "what was known holds while the kernel does not say"
+    keeper.reconcile([POD, Link(13, "veth3", "veth", True, tuple(range(1, 11))), NIC])
+    assert hook.sources == {13: tuple(range(1, 9))}
+    hook.errors[13] = errno.ENODEV
+    keeper.reconcile([NIC])
+    assert hook.sources == {}
 
 
 def test_a_refused_interface_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
