@@ -44,6 +44,10 @@ class SwitchLedger:
     reserved: dict[str, tuple[Region, ...]] = field(default_factory=dict)  # by uid
     shared: dict[str, tuple[Region, ...]] = field(default_factory=dict)
     requests: dict[str, int] = field(default_factory=dict)  # aggregators requested, by uid
+    # Given back in this plan, by uid: others get it in the next one, when the holder's status says so.
+    leaving_reserved: dict[str, tuple[Region, ...]] = field(default_factory=dict)
+    leaving_shared: dict[str, tuple[Region, ...]] = field(default_factory=dict)
+    leaving_requests: dict[str, int] = field(default_factory=dict)
 
     @property
     def id_limit(self) -> int:
@@ -53,7 +57,11 @@ class SwitchLedger:
 
 
 class Ledger:
-    """What every switch has given out; changed only by `take` and `release`."""
+    """What every switch has given out; changed only by `take` and `release`.
+
+    What a job gives back is for others in the next plan only. So what a job gains in a plan never rests on the write of
+    another job's status, and one that cannot be written keeps nobody else waiting.
+    """
 
     def __init__(self, switches: Mapping[str, Switch], jobs: Iterable[Job], now: float) -> None:
         self.switches = {name: SwitchLedger(switch) for name, switch in switches.items()}
@@ -75,7 +83,7 @@ class Ledger:
         for ledger in self.switches.values():
             ledger.resting |= {job_id for job_id, until in ledger.switch.quarantine if until > now}
             # A holder that is gone but not yet written into quarantine rests all the same.
-            ledger.resting |= {i for i, uid, epoch, _ in ledger.switch.holders if (uid, i, epoch) not in holding}
+            ledger.resting |= {h.job_id for h in ledger.switch.holders if (h.uid, h.job_id, h.epoch) not in holding}
 
     def take(
         self,
@@ -96,17 +104,24 @@ class Ledger:
             ledger.requests[uid] = request
 
     def release(self, uid: str) -> None:
-        """Give back all that the job holds; its job IDs rest for the remainder of this plan."""
+        """Give back all that the job holds; for others it rests for the remainder of this plan."""
         for ledger in self.switches.values():
             for job_id in [i for i, holder in ledger.ids.items() if holder == uid]:
                 del ledger.ids[job_id]
                 ledger.resting.add(job_id)
-            ledger.reserved.pop(uid, None)
-            ledger.shared.pop(uid, None)
-            ledger.requests.pop(uid, None)
+            for held, leaving in (
+                (ledger.reserved, ledger.leaving_reserved),
+                (ledger.shared, ledger.leaving_shared),
+            ):
+                if uid in held:
+                    leaving.setdefault(uid, held.pop(uid))
+            if uid in ledger.requests:
+                ledger.leaving_requests.setdefault(uid, ledger.requests.pop(uid))
 
-    def allocate(self, names: tuple[str, ...], mode: str, request: int, values: int | None) -> Allocation | Refusal:
-        """Find a job ID, a range and a packet size that all switches `names` can give; changes nothing."""
+    def allocate(
+        self, names: tuple[str, ...], mode: str, request: int, values: int | None, uid: str = ""
+    ) -> Allocation | Refusal:
+        """Find a job ID, a range and a packet size that all switches `names` can give job `uid`; changes nothing."""
         ledgers = [self.switches[name] for name in sorted(names)]
         profile = self._values(ledgers, values)
         if isinstance(profile, Refusal):
@@ -114,7 +129,7 @@ class Ledger:
         job_id = self._job_id(ledgers)
         if isinstance(job_id, Refusal):
             return job_id
-        region = self._reserved(ledgers, request) if mode == "Reserved" else self._shared(ledgers, request)
+        region = (self._reserved if mode == "Reserved" else self._shared)(ledgers, request, uid)
         if isinstance(region, Refusal):
             return region
         return Allocation(job_id, (region,), profile)
@@ -141,8 +156,9 @@ class Ledger:
     @staticmethod
     def _job_id(ledgers: list[SwitchLedger]) -> int | Refusal:
         limit = min(ledger.id_limit for ledger in ledgers)
+        taken = set[int]().union(*(ledger.ids.keys() | ledger.resting for ledger in ledgers))
         for job_id in range(1, limit + 1):
-            if not any(job_id in ledger.ids or job_id in ledger.resting for ledger in ledgers):
+            if job_id not in taken:
                 return job_id
         worst = max(ledgers, key=lambda entry: (len(entry.ids) + len(entry.resting), -entry.id_limit))
         return Refusal(
@@ -152,14 +168,18 @@ class Ledger:
         )
 
     @staticmethod
-    def _shared(ledgers: list[SwitchLedger], request: int) -> Region | Refusal:
-        return _fit(ledgers, request, lambda entry: (entry.switch.shared_pool, entry.reserved), largest=True)
+    def _shared(ledgers: list[SwitchLedger], request: int, uid: str) -> Region | Refusal:
+        def room(entry: SwitchLedger) -> tuple[int, list[Region]]:
+            return entry.switch.shared_pool, _of_others(uid, entry.reserved, entry.leaving_reserved)
+
+        return _fit(ledgers, request, room, largest=True)
 
     @staticmethod
-    def _reserved(ledgers: list[SwitchLedger], request: int) -> Region | Refusal:
-        def room(entry: SwitchLedger) -> tuple[int, dict[str, tuple[Region, ...]]]:
+    def _reserved(ledgers: list[SwitchLedger], request: int, uid: str) -> Region | Refusal:
+        def room(entry: SwitchLedger) -> tuple[int, list[Region]]:
             total = entry.switch.capacity.aggregators if entry.switch.capacity else 0
-            return min(total, wire.AGGREGATOR_INDEX_MAX + 1), {**entry.reserved, **entry.shared}
+            held = (entry.reserved, entry.leaving_reserved, entry.shared, entry.leaving_shared)
+            return min(total, wire.AGGREGATOR_INDEX_MAX + 1), _of_others(uid, *held)
 
         return _fit(ledgers, request, room, largest=False)
 
@@ -175,7 +195,12 @@ def addend_limit(switches: Iterable[Switch], workers: int) -> int | None:
     return INT32_MAX // workers
 
 
-_Room = Callable[[SwitchLedger], tuple[int, dict[str, tuple[Region, ...]]]]
+_Room = Callable[[SwitchLedger], tuple[int, list[Region]]]
+
+
+def _of_others(uid: str, *held: Mapping[str, tuple[Region, ...]]) -> list[Region]:
+    """The distinct ranges that jobs other than `uid` hold: jobs that share a range count once."""
+    return list({region for by_uid in held for holder, found in by_uid.items() if holder != uid for region in found})
 
 
 def gaps(limit: int, taken: Iterable[Region]) -> list[Region]:
@@ -202,8 +227,7 @@ def _fit(
     """One range free on all switches: the largest whole gap, or `request` slots from the top of the highest gap."""
     limit, taken = wire.AGGREGATOR_INDEX_MAX + 1, []
     for ledger in ledgers:
-        top, regions = room(ledger)
-        here = [region for held in regions.values() for region in held]
+        top, here = room(ledger)
         best = max((gap.size for gap in gaps(top, here)), default=0)
         if best < request:
             total = ledger.switch.capacity.aggregators if ledger.switch.capacity else 0

@@ -5,6 +5,15 @@ from __future__ import annotations
 
 from .model import Object, rfc3339
 
+STALLED = "Stalled"
+"""Condition of an ATPJob that the operator leaves alone for a while; absent while all is well."""
+STATUS_REJECTED = "StatusRejected"
+"""The status was not written by the operator: the job gave everything back and begins again."""
+WRITE_FAILED = "WriteFailed"
+"""The API server does not take what the operator writes to this object."""
+PLAN_FAILED = "PlanFailed"
+"""The operator cannot plan this job; it keeps what it holds."""
+
 
 def set_condition(
     conditions: list[Object],

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop: look at everything, plan, carry out. One pass at a time, only on the leader."""
+"""The loop: look at everything, plan, carry out. One pass at a time, only on the leader.
+
+A pass has bounded work. Jobs are served namespace by namespace in turn, some at once; what does not fit into the pass
+is done in the next. A job whose object fails is left alone for a while, and no other notices.
+"""
 
 from __future__ import annotations
 
@@ -9,45 +13,64 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
-from . import (
-    API_VERSION,
-    FINALIZER,
-    LABEL_JOB,
-    LABEL_MANAGED_BY,
-    LABEL_ROLE,
-    ROLE_PARAMETER_SERVER,
-    ROLE_WORKER,
-)
+import aiohttp
+
+from . import API_VERSION, FINALIZER, LABEL_JOB, LABEL_MANAGED_BY
 from .agent import AgentSession
 from .cache import Store, key_of
-from .desired import desired_jobs
+from .claims import doubt
+from .desired import desired_guards, desired_jobs
+from .fair import Backoff, interleave
 from .injection import InjectionError
-from .kube import ATP, ApiError, Kube, path
+from .intake import keep_job, keep_labels, keep_pod, keep_whole
+from .kube import ATP, ApiError, Kube, TooLarge, path
 from .leader import LeaderElection
 from .lifecycle import JobPlan
 from .metrics import Metrics
 from .model import AgentView, Event, Job, Object, Pod, Quota, Switch, rfc3339, stored_fraction
 from .planning import Snapshot, plan_cluster
-from .pods import job_pods
+from .pods import Wanted, manifest
 from .settings import Settings
+from .watching import Source, Watcher
 
 log = logging.getLogger(__name__)
 
 SOFTSWITCH_LABEL = ("app.kubernetes.io/component", "softswitch")
 DEBOUNCE_SECONDS = 0.1
 RELIST_SECONDS = 300.0
+AT_ONCE = 16
+"""Jobs that are written or carried out at the same time."""
+CALLS_AT_ONCE = 8
+"""Objects of one job that are made or deleted at the same time."""
+OBJECTS_A_PASS = 64
+"""Objects of one job that one pass makes or deletes at most."""
+PASS_SECONDS = 2.0
+"""After so long a pass begins with no further job, except with those whose holdings change."""
+FAILED_SECONDS = (1.0, 300.0)
+"""Pause after a job's object failed: the first, and the longest."""
+BUSY_SECONDS = 15.0
+"""The longest pause when the API server did not say that it is the object's fault."""
+CREATE_SECONDS = (2.0, 60.0)
+"""Pause after a job's pods could not be made: the first, and the longest."""
 
-# Kind -> (API root, plural, label selector of the list). Pods are listed twice, by what the operator cares for.
-SOURCES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
-    "jobs": ((ATP, "atpjobs", ""),),
-    "switches": ((ATP, "atpswitches", ""),),
-    "quotas": ((ATP, "atptenantquotas", ""),),
-    "namespaces": (("api/v1", "namespaces", ""),),
-    "nodes": (("api/v1", "nodes", ""),),
-    "pods": (("api/v1", "pods", LABEL_JOB), ("api/v1", "pods", "=".join(SOFTSWITCH_LABEL))),
-}
+FAILURES = (ApiError, TooLarge, OSError, TimeoutError, aiohttp.ClientError, ValueError, KeyError, TypeError)
+"""What can go wrong with one object."""
+
+
+def _sources(settings: Settings) -> Mapping[str, Source]:
+    return {
+        "jobs": Source(ATP, "atpjobs", partial(keep_job, sidecar=settings.sidecar)),
+        "switches": Source(ATP, "atpswitches", keep_whole),
+        "quotas": Source(ATP, "atptenantquotas", keep_whole),
+        "namespaces": Source("api/v1", "namespaces", keep_labels, metadata_only=True),
+        "nodes": Source("api/v1", "nodes", keep_labels, metadata_only=True),
+        "pods": Source("api/v1", "pods", keep_pod, LABEL_JOB),
+        # Of the installation's own namespace: anybody may label a pod in another.
+        "switch_pods": Source("api/v1", "pods", keep_pod, "=".join(SOFTSWITCH_LABEL), namespace=settings.namespace),
+    }
 
 
 class Controller:
@@ -57,12 +80,19 @@ class Controller:
         self.settings = settings
         self.kube = kube
         self.metrics = metrics
-        self.stores = {kind: Store() for kind in SOURCES}
+        sources = _sources(settings)
+        self.stores = {kind: Store() for kind in sources}
+        self._keep = {kind: source.keep for kind, source in sources.items()}
+        self._watchers = [Watcher(kube, source, self.stores[kind], self.wake) for kind, source in sources.items()]
         self.sessions: dict[str, tuple[AgentSession, asyncio.Task[None]]] = {}
         self._wake = asyncio.Event()
         self._leading = False
         self._listed_at = -RELIST_SECONDS
         self._passed_at = time.monotonic()
+        self._turn = 0
+        self._parsed: dict[str, Job] = {}
+        self._failures = Backoff(*FAILED_SECONDS)  # by ATPJob uid, Unix seconds
+        self._creations = Backoff(*CREATE_SECONDS)  # the same, of pods that could not be made
         self._create_errors: dict[str, str] = {}
         self._services: set[str] = set()  # UIDs of jobs whose Service is there
         self._draining: set[asyncio.Task[None]] = set()
@@ -81,14 +111,11 @@ class Controller:
         """Something may have changed."""
         self._wake.set()
 
-    def seen(self, kind: str, event: str | None, obj: Object) -> None:
-        """A watch event (or a listed object) of one kind."""
-        store = self.stores[kind]
-        if event == "DELETED":
-            store.drop(obj)
-            self.wake()
-        elif store.put(obj):
-            self.wake()
+    def _put(self, kind: str, raw: Object) -> None:
+        """An object as the API server answered it."""
+        kept = self._keep[kind](raw)
+        if kept is not None:
+            self.stores[kind].put(kept)
 
     def _lead(self, leading: bool) -> None:
         self._leading = leading
@@ -102,40 +129,12 @@ class Controller:
         stuck = time.monotonic() - self._passed_at
         return f"no pass for {stuck:.0f} s" if stuck > 120 else ""
 
-    async def try_pods(self, raw: Object) -> tuple[list[str], list[str]]:
-        """Ask the API server whether it would take the job's pods, without making them.
-
-        Returns (what it can never take, what it would not take now). A template with a mistake is told at once, to
-        the person who made it, instead of holding quota until the job gives up.
-        """
-        refused: list[str] = []
-        doubts: list[str] = []
-        try:
-            pods = job_pods(Job.from_object(raw), 1, self.settings.sidecar)
-        except (InjectionError, KeyError, ValueError) as error:
-            return [str(error)], []
-        fields = {ROLE_PARAMETER_SERVER: "spec.parameterServers.template", ROLE_WORKER: "spec.workers.template"}
-        for role, where in fields.items():
-            pod = next(p for p in pods if p["metadata"]["labels"][LABEL_ROLE] == role)  # the others differ in names
-            pod["metadata"].pop("name")
-            pod["metadata"].pop("ownerReferences")
-            pod["metadata"]["generateName"] = "atp-dry-run-"
-            url = path("api/v1", "pods", raw["metadata"]["namespace"])
-            try:
-                query = {"dryRun": "All", "fieldValidation": "Strict"}
-                await self.kube.request("POST", url, pod, query=query, timeout=5.0)
-            except ApiError as error:
-                text = f"{where}: {error.message or error}"
-                (refused if error.code in (400, 422) else doubts).append(text)
-            except (OSError, TimeoutError) as error:
-                log.warning("dry run of the pods of %s: %s", raw["metadata"].get("name"), error)
-        return refused, doubts
-
     # --- the loop --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Until cancelled."""
         election = asyncio.create_task(self.election.run())
+        watches = [asyncio.create_task(watcher.run()) for watcher in self._watchers]
         try:
             wait = 0.0
             while True:
@@ -146,8 +145,9 @@ class Controller:
                     pass
                 self._wake.clear()
                 self._passed_at = time.monotonic()
-                if election.done():
-                    election.result()
+                for task in (election, *watches):
+                    if task.done():
+                        task.result()
                 if not self.election.leading:
                     self._stop_sessions()
                     wait = self.settings.resync_seconds
@@ -171,19 +171,13 @@ class Controller:
                     wait = 0.2 if conflict else 2.0
         finally:
             self._stop_sessions()
-            election.cancel()
-            await asyncio.gather(election, return_exceptions=True)
+            for task in (election, *watches):
+                task.cancel()
+            await asyncio.gather(election, *watches, return_exceptions=True)
 
     async def _list_all(self) -> None:
-        for kind, sources in SOURCES.items():
-            objects: list[Object] = []
-            versions = []
-            for root, plural, selector in sources:
-                query = {"labelSelector": selector} if selector else None
-                items, version = await self.kube.list(path(root, plural), query)
-                objects += items
-                versions.append(version)
-            self.stores[kind].fill(objects, min(versions))
+        for watcher in self._watchers:
+            await watcher.list()
         self._listed_at = time.monotonic()
 
     def _view(self, name: str) -> AgentView:
@@ -198,29 +192,28 @@ class Controller:
         }
 
     def _jobs(self) -> list[Job]:
-        jobs = []
+        """All jobs; each is read once a version."""
+        before, self._parsed = self._parsed, {}
         for raw in self.stores["jobs"].items.values():
-            try:
-                jobs.append(Job.from_object(raw))
-            except (KeyError, TypeError, ValueError) as error:
-                # Only a status that somebody else wrote can be unreadable. Acting without knowing what the job holds
-                # could give its job ID away, so nothing is done until it is repaired.
-                raise RuntimeError(
-                    f"ATPJob {'/'.join(key_of(raw))} has an unreadable spec or status: {error!r}"
-                ) from error
-        return jobs
+            uid = raw["metadata"].get("uid", "")
+            job = before.get(uid)
+            self._parsed[uid] = job if job is not None and job.raw is raw else Job.from_object(raw)
+        return list(self._parsed.values())
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, now: float) -> Snapshot:
         """What is known now."""
         jobs = self._jobs()
-        uids = {job.uid: job.key for job in jobs}
+        uids = {job.uid: job for job in jobs}
         self._create_errors = {uid: text for uid, text in self._create_errors.items() if uid in uids}
         self._services &= uids.keys()
+        for backoff in (self._failures, self._creations):
+            backoff.keep(set(uids))
         pods: dict[str, list[Pod]] = {}
         for raw in self.stores["pods"].items.values():
-            owner = next((o["uid"] for o in raw["metadata"].get("ownerReferences") or () if o.get("controller")), "")
-            if owner in uids:
-                pods.setdefault(uids[owner], []).append(Pod.from_object(raw))
+            owner = uids.get(next((o["uid"] for o in raw["metadata"]["ownerReferences"]), ""))
+            # An owner reference is what the pod's maker wrote: it counts in the job's own namespace only.
+            if owner is not None and owner.namespace == raw["metadata"].get("namespace"):
+                pods.setdefault(owner.key, []).append(Pod.from_object(raw))
         return Snapshot(
             jobs=jobs,
             pods=pods,
@@ -231,58 +224,87 @@ class Controller:
                 key[1]: {"kubernetes.io/metadata.name": key[1], **(raw["metadata"].get("labels") or {})}
                 for key, raw in self.stores["namespaces"].items.items()
             },
+            held_back={str(uid): (f.why, f.until) for uid, f in self._failures.all().items() if f.until > now},
         )
 
     async def _pass(self) -> float | None:
+        """One look at everything; when to look again, Unix seconds, or None."""
         if time.monotonic() - self._listed_at > RELIST_SECONDS:
             await self._list_all()
         if self.settings.manage_software_switches:
             await self._manage_software_switches()
         self._follow_switches()
         await self._quote_fractions()
-        snapshot = self.snapshot()
-        plan = plan_cluster(snapshot, self.settings.sidecar, self.settings.limits, time.time())
+        now = time.time()
+        snapshot = self.snapshot(now)
+        # In a thread: webhooks and probes are answered meanwhile.
+        plan = await asyncio.to_thread(plan_cluster, snapshot, self.settings.sidecar, self.settings.limits, now)
         # Order matters for a crash in between: first who holds what, then that the job has it, then the switches.
         for name, status in plan.switch_statuses.items():
             raw = snapshot.switches[name].raw
             await self._write_status("switches", "atpswitches", raw, status)
             for event in plan.switch_events[name]:
                 await self._tell("ATPSwitch", raw, event)
-        failures: list[ApiError] = []
-        written: list[tuple[JobPlan, Object]] = []
-        for entry in plan.write_order:
-            self._check_leading()
-            if failures and entry.gains:
-                continue
-            try:
-                written.append((entry, await self._write_job(entry)))
-            except ApiError as error:
-                failures.append(error)
-        for entry, raw in written:
-            self._check_leading()
-            try:
-                await self._carry_out(entry, raw)
-            except ApiError as error:
-                log.warning("ATPJob %s: %s", entry.job.key, error)
-                failures.append(error)
         for quota in snapshot.quotas:
             await self._write_status("quotas", "atptenantquotas", quota.raw, plan.quota_statuses[quota.name])
+        end = time.monotonic() + PASS_SECONDS
+        await self._in_turn([p for p in plan.jobs if p.moves], self._write, math.inf)
         self._check_leading()
-        jobs = self._jobs()  # as written: a job whose status write failed is not programmed
         switches = self._switches()
+        # As written: a job whose status write failed, or that somebody else wrote since, is not programmed.
+        jobs = [job for job in self._jobs() if not doubt(job, switches)]
         for name, (session, _) in self.sessions.items():
             if name in switches:
-                session.want(desired_jobs(switches[name], jobs))
+                session.want(desired_jobs(switches[name], jobs), desired_guards(switches[name], jobs))
         self.metrics.record(snapshot, plan)
-        if failures:
-            raise failures[0]
-        if self._create_errors:
-            return min(time.time() + 2.0, plan.wake_at or math.inf)
-        return plan.wake_at
+        rest = [
+            p
+            for p in plan.jobs
+            if (p.acts or (not p.moves and self._differs(p)))
+            and (p.held_back or not self._failures.waits(p.job.uid, time.time()))
+        ]
+        whole = await self._in_turn(rest, self._finish, end)
+        wakes = [] if plan.wake_at is None else [plan.wake_at]
+        for backoff in (self._failures, self._creations):
+            wakes += [failure.until for failure in backoff.all().values() if failure.until > now]
+        return min(wakes, default=None) if whole else time.time()
 
     def _check_leading(self) -> None:
         if not self.election.leading:
             raise RuntimeError("leadership was lost during the pass")
+
+    async def _in_turn(self, plans: Sequence[JobPlan], act: Callable[[JobPlan], Awaitable[None]], end: float) -> bool:
+        """Act for the jobs, namespaces in turn, some at once; none is begun after `end` (monotonic seconds).
+
+        What fails is the job's own: it is left alone for a while. True when all had their turn.
+        """
+        self._turn += 1
+        queue = interleave(plans, lambda plan: plan.job.namespace, self._turn)
+        queue.reverse()
+
+        async def work() -> None:
+            while queue and time.monotonic() < end:
+                self._check_leading()
+                plan = queue.pop()
+                try:
+                    await act(plan)
+                except FAILURES as error:
+                    await self._failed(plan, error)
+
+        await asyncio.gather(*(work() for _ in range(min(AT_ONCE, len(queue)))))
+        return not queue
+
+    async def _failed(self, plan: JobPlan, error: BaseException) -> None:
+        """Leave the job alone for a while; its object says so, if it can be written at all."""
+        job = plan.job
+        blame = isinstance(error, ApiError) and 400 <= error.code < 500 and error.code not in (401, 403, 408, 409, 429)
+        why = f"the API server does not take what the operator writes: {error}"[:1024]
+        failure = self._failures.fail(job.uid, why, time.time(), None if blame else BUSY_SECONDS)
+        log.warning("ATPJob %s: %s; tried again in %.0f s", job.key, error or repr(error), failure.until - time.time())
+        self.metrics.job_errors.inc()
+        with contextlib.suppress(*FAILURES):
+            # What was known of it may be the reason.
+            self._put("jobs", await self.kube.get(path(ATP, "atpjobs", job.namespace, job.name)))
 
     # --- switches and their agents -----------------------------------------------------------------------------------
 
@@ -312,7 +334,7 @@ class Controller:
         """An ATPSwitch was deleted: its switch is told, if it listens, to hold nothing."""
 
         async def last_words() -> None:
-            session.want([])
+            session.want([], [])
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(session.settled(), 10.0)
             task.cancel()
@@ -331,7 +353,7 @@ class Controller:
         key, value = SOFTSWITCH_LABEL
         wanted: dict[str, Object] = {}
         present: set[str] = set()
-        for raw in self.stores["pods"].items.values():
+        for raw in self.stores["switch_pods"].items.values():
             if (raw["metadata"].get("labels") or {}).get(key) != value:
                 continue
             node, status = (raw.get("spec") or {}).get("nodeName") or "", raw.get("status") or {}
@@ -360,12 +382,12 @@ class Controller:
                     "metadata": {"name": name, "labels": {LABEL_MANAGED_BY: "operator"}},
                     "spec": spec,
                 }
-                store.put(await self.kube.create(path(ATP, "atpswitches"), body))
+                self._put("switches", await self.kube.create(path(ATP, "atpswitches"), body))
                 log.info("ATPSwitch %s made for the software switch of node %s", name, node)
             elif (old["metadata"].get("labels") or {}).get(LABEL_MANAGED_BY) == "operator" and any(
                 (old.get("spec") or {}).get(part) != spec[part] for part in spec
             ):
-                store.put(await self.kube.merge(path(ATP, "atpswitches", name=name), {"spec": spec}))
+                self._put("switches", await self.kube.merge(path(ATP, "atpswitches", name=name), {"spec": spec}))
         for (_, name), old in list(store.items.items()):
             managed = (old["metadata"].get("labels") or {}).get(LABEL_MANAGED_BY) == "operator"
             below = set((old.get("spec") or {}).get("nodes") or ())
@@ -387,7 +409,7 @@ class Controller:
                 self.stores[kind].drop(raw)
                 return
             raise
-        self.stores[kind].put(answer)
+        self._put(kind, answer)
 
     async def _quote_fractions(self) -> None:
         """Writes a `spec.scale` that was stored as a fraction as the schema wants it now, so that updates work."""
@@ -398,109 +420,199 @@ class Controller:
             namespace, name = key_of(raw)
             body = {"metadata": {"resourceVersion": raw["metadata"]["resourceVersion"]}, "spec": {"scale": text}}
             try:
-                self.stores["jobs"].put(await self.kube.merge(path(ATP, "atpjobs", namespace, name), body))
+                self._put("jobs", await self.kube.merge(path(ATP, "atpjobs", namespace, name), body))
                 log.info("ATPJob %s/%s: spec.scale is now written as %r", namespace, name, text)
-            except ApiError as error:
+            except FAILURES as error:
                 # Where the definition is still an earlier one, the number is right as it is.
                 log.debug("ATPJob %s/%s: %s", namespace, name, error)
 
-    async def _write_job(self, plan: JobPlan) -> Object:
-        """Finalizer and status; the object as it is then."""
-        raw = plan.job.raw
-        if plan.add_finalizer:
-            raw = await self._finalizers(raw, add=True)
-        if not plan.remove_finalizer:
-            await self._write_status("jobs", "atpjobs", raw, plan.status.to_dict(plan.job.spec.workers))
-        return raw
+    def _differs(self, plan: JobPlan) -> bool:
+        """True when the job's status is to be written; of a job that is left alone, once a failure."""
+        if plan.held_back:
+            failure = self._failures.all().get(plan.job.uid)
+            if failure is None or failure.told:
+                return False
+            failure.told = True
+        return bool(plan.job.distrust) or plan.job.raw.get("status") != plan.status.to_dict(plan.job.spec.workers)
 
-    async def _carry_out(self, plan: JobPlan, raw: Object) -> None:
-        job = plan.job
+    async def _write(self, plan: JobPlan) -> None:
+        """Status, and the events that go with it."""
+        if not plan.remove_finalizer:
+            await self._write_job_status(plan)
         for event in plan.events:
-            await self._tell("ATPJob", job.raw, event)
-        for pod in plan.delete_pods:
-            await self.kube.delete(path("api/v1", "pods", job.namespace, pod.name), uid=pod.uid)
-        await self._create(plan)
-        for name, changes in plan.annotate.items():
-            try:
-                answer = await self.kube.merge(
-                    path("api/v1", "pods", job.namespace, name),
-                    {"metadata": {"annotations": changes}},
-                )
-                self.stores["pods"].put(answer)
-            except ApiError as error:
-                if error.code != 404:
-                    raise
+            await self._tell("ATPJob", plan.job.raw, event)
+
+    async def _write_job_status(self, plan: JobPlan) -> None:
+        """Only if it is still the one that was planned from, whatever else of the object changed meanwhile."""
+        job, old = plan.job, plan.job.raw.get("status") or {}
+        status = plan.status.to_dict(job.spec.workers)
+        if old == status and not job.distrust:
+            return
+        operations: list[Object] = [{"op": "test", "path": "/metadata/uid", "value": job.uid}]
+        if not job.distrust:
+            known = [key for key in ("phase", "epoch", "jobId", "revision") if key in old]
+            operations += [{"op": "test", "path": f"/status/{key}", "value": old[key]} for key in known]
+        if plan.moves:
+            # What it gets was weighed by what it asked for.
+            operations.append({"op": "test", "path": "/metadata/generation", "value": job.generation})
+        operations.append({"op": "add", "path": "/status", "value": status})
+        try:
+            answer = await self.kube.patch(path(ATP, "atpjobs", job.namespace, job.name, "status"), operations)
+        except ApiError as error:
+            if error.code != 404:
+                raise
+            self.stores["jobs"].drop(job.raw)
+            return
+        self._put("jobs", answer)
+
+    async def _finish(self, plan: JobPlan) -> None:
+        """All but what `_write` did already."""
+        job = plan.job
+        if plan.add_finalizer:
+            await self._finalizers(job, add=True)
+        if not plan.moves:
+            await self._write(plan)
+        if plan.held_back:
+            return
+        await self._some(
+            [
+                partial(self.kube.delete, path("api/v1", "pods", job.namespace, pod.name), uid=pod.uid)
+                for pod in plan.delete_pods
+            ]
+        )
+        if plan.create and not self._creations.waits(job.uid, time.time()):
+            await self._create(plan)
+        await self._some([partial(self._annotate, job, name, changes) for name, changes in plan.annotate.items()])
         if plan.delete_job:
             log.info("ATPJob %s: ttlSecondsAfterFinished is over, deleted", job.key)
             await self.kube.delete(path(ATP, "atpjobs", job.namespace, job.name), uid=job.uid)
         if plan.remove_finalizer:
-            await self._finalizers(raw, add=False)
+            await self._finalizers(job, add=False)
             log.info("ATPJob %s: released", job.key)
+        self._failures.done(job.uid)
 
-    async def _finalizers(self, raw: Object, *, add: bool) -> Object:
-        namespace, name = key_of(raw)
-        current = list(raw["metadata"].get("finalizers") or ())
-        wanted = [*current, FINALIZER] if add else [f for f in current if f != FINALIZER]
-        body = {"metadata": {"resourceVersion": raw["metadata"]["resourceVersion"], "finalizers": wanted}}
+    async def _some(self, calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
+        """Make the calls for one job, a few at once; what is more than a pass allows waits for the next."""
+        gate = asyncio.Semaphore(CALLS_AT_ONCE)
+
+        async def one(call: Callable[[], Awaitable[None]]) -> None:
+            async with gate:
+                await call()
+
+        if len(calls) > OBJECTS_A_PASS:
+            self.wake()
+        results = await asyncio.gather(*(one(call) for call in calls[:OBJECTS_A_PASS]), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _annotate(self, job: Job, name: str, changes: dict[str, str]) -> None:
         try:
-            answer = await self.kube.merge(path(ATP, "atpjobs", namespace, name), body)
+            answer = await self.kube.merge(
+                path("api/v1", "pods", job.namespace, name), {"metadata": {"annotations": changes}}
+            )
+        except ApiError as error:
+            if error.code != 404:
+                raise
+            return
+        self._put("pods", answer)
+
+    async def _finalizers(self, job: Job, *, add: bool) -> None:
+        url = path(ATP, "atpjobs", job.namespace, job.name)
+        current = list(job.raw["metadata"].get("finalizers") or ())
+        wanted = [*current, FINALIZER] if add else [f for f in current if f != FINALIZER]
+        body = {"metadata": {"resourceVersion": job.raw["metadata"]["resourceVersion"], "finalizers": wanted}}
+        try:
+            answer = await self.kube.merge(url, body)
         except ApiError as error:
             if error.code == 404 and not add:
-                return raw
-            raise
-        self.stores["jobs"].put(answer)
-        return answer
+                return
+            if error.code != 409:
+                raise
+            # Somebody else changed the object: once more with what it is now.
+            raw = await self.kube.get(url)
+            if raw["metadata"].get("uid") != job.uid:
+                raise
+            current = list(raw["metadata"].get("finalizers") or ())
+            wanted = [*current, FINALIZER] if add else [f for f in current if f != FINALIZER]
+            if wanted == current or (add and FINALIZER in current):
+                self._put("jobs", raw)
+                return
+            body = {"metadata": {"resourceVersion": raw["metadata"]["resourceVersion"], "finalizers": wanted}}
+            answer = await self.kube.merge(url, body)
+        self._put("jobs", answer)
 
     async def _create(self, plan: JobPlan) -> None:
+        """Make what is missing. The templates are read now, for this job alone."""
         job = plan.job
-        for body in plan.create:
-            kind, name = body["kind"], body["metadata"]["name"]
-            plural = {"Pod": "pods", "Service": "services"}[kind]
-            if kind == "Service" and job.uid in self._services:
-                continue
-            try:
-                answer = await self.kube.create(path("api/v1", plural, job.namespace), body)
-            except ApiError as error:
-                if error.code == 409 and error.reason == "AlreadyExists":
-                    if await self._adopt(plan, plural, name):
-                        continue
-                    return
-                # Quota, PodSecurity, a webhook or a bad template: the words of the API server tell the user what to do.
-                await self._create_failed(
-                    plan, f"{kind} {name} was refused by the API server: {error.message or error}"
-                )
-                return
-            if kind == "Pod":
-                self.stores["pods"].put(answer)
-            else:
-                self._services.add(job.uid)
-        if plan.create and job.uid in self._create_errors:
-            del self._create_errors[job.uid]
+        missing = [w for w in plan.create if w.kind != "Service" or job.uid not in self._services]
+        if not missing:
+            return
+        whole = await self.kube.get(path(ATP, "atpjobs", job.namespace, job.name))
+        if whole["metadata"].get("uid") != job.uid or whole["metadata"].get("generation") != job.generation:
             self.wake()
+            return
+        gate = asyncio.Semaphore(CALLS_AT_ONCE)
+        refused = ""
 
-    async def _adopt(self, plan: JobPlan, plural: str, name: str) -> bool:
-        """The object is there already: ours from before the cache knew it (True), or somebody else's."""
-        job = plan.job
+        async def one(wanted: Wanted) -> str:
+            async with gate:
+                return "" if refused else await self._create_one(plan, wanted, whole.get("spec") or {})
+
+        # The Service first: a pod that starts looks up names in it.
+        for batch in ([w for w in missing if w.kind == "Service"], [w for w in missing if w.kind == "Pod"]):
+            if len(batch) > OBJECTS_A_PASS:
+                self.wake()
+            for start in range(0, min(len(batch), OBJECTS_A_PASS), CALLS_AT_ONCE):
+                said = await asyncio.gather(*(one(w) for w in batch[start : start + CALLS_AT_ONCE]))
+                refused = refused or next(filter(None, said), "")
+        if refused:
+            await self._create_failed(plan, refused)
+        else:
+            self._creations.done(job.uid)
+            if self._create_errors.pop(job.uid, None) is not None:
+                self.wake()
+
+    async def _create_one(self, plan: JobPlan, wanted: Wanted, spec: Object) -> str:
+        """Make one object; what keeps it from being made, for people, or nothing."""
+        job, plural = plan.job, {"Pod": "pods", "Service": "services"}[wanted.kind]
+        try:
+            body = manifest(wanted, job, spec, plan.status.epoch, self.settings.sidecar)
+            answer = await self.kube.create(path("api/v1", plural, job.namespace), body)
+        except InjectionError as error:
+            return f"{wanted.kind} {wanted.name}: {error}"
+        except ApiError as error:
+            if error.code == 409 and error.reason == "AlreadyExists":
+                return await self._adopt(job, plural, wanted.name)
+            # Quota, PodSecurity, a webhook or a bad template: the words of the API server tell the user what to do.
+            return f"{wanted.kind} {wanted.name} was refused by the API server: {error.message or error}"
+        if wanted.kind == "Pod":
+            self._put("pods", answer)
+        else:
+            self._services.add(job.uid)
+        return ""
+
+    async def _adopt(self, job: Job, plural: str, name: str) -> str:
+        """The object is there already: ours from before the cache knew it (nothing to say), or somebody else's."""
         raw = await self.kube.get(path("api/v1", plural, job.namespace, name))
         owners = [o.get("uid") for o in raw["metadata"].get("ownerReferences") or ()]
         if job.uid in owners:
             if plural == "pods":
-                self.stores["pods"].put(raw)
+                self._put("pods", raw)
             else:
                 self._services.add(job.uid)
-            return True
+            return ""
         kind = plural[:-1].capitalize()
         ours_once = any(o.get("kind") == "ATPJob" for o in raw["metadata"].get("ownerReferences") or ())
-        text = (
+        return (
             f"waits until {kind} {name} of an earlier ATPJob of this name is gone"
             if raw["metadata"].get("deletionTimestamp") or ours_once
             else f"{kind} {name} exists in namespace {job.namespace} and is not this job's: delete it or rename the job"
         )
-        await self._create_failed(plan, text)
-        return False
 
     async def _create_failed(self, plan: JobPlan, message: str) -> None:
         job = plan.job
+        self._creations.fail(job.uid, message, time.time())
         if self._create_errors.get(job.uid) != message:
             log.warning("ATPJob %s: %s", job.key, message)
             await self._tell("ATPJob", job.raw, Event("Warning", "PodCreateFailed", message))

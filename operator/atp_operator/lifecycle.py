@@ -14,8 +14,8 @@ from atp_api import wire
 
 from . import ANNOTATION_ASSIGNMENT, ANNOTATION_REFRESH, ROLE_PARAMETER_SERVER, ROLE_WORKER, desired
 from .allocation import Ledger, Refusal, addend_limit
-from .conditions import drop_condition, set_condition
-from .injection import InjectionError, SidecarConfig
+from .conditions import PLAN_FAILED, STALLED, STATUS_REJECTED, WRITE_FAILED, drop_condition, set_condition
+from .injection import SidecarConfig
 from .model import (
     HOST_ONLY_JOB_ID,
     SCALE_AUTO,
@@ -24,7 +24,6 @@ from .model import (
     Job,
     JobStatus,
     Limits,
-    Object,
     Placement,
     Pod,
     Region,
@@ -32,10 +31,9 @@ from .model import (
     parse_time,
     rfc3339,
 )
-from .pods import job_pods, server_name, service, worker_name
+from .pods import Wanted, server_name, wanted_objects, worker_name
 from .quota import QuotaBook
 from .topology import Located, host_only, place
-from .validation import validate_job
 
 ENDED = ("Succeeded", "Failed")
 """Phases of a pod that runs no more."""
@@ -48,22 +46,35 @@ class JobPlan:
     job: Job
     status: JobStatus
     add_finalizer: bool = False
-    create: list[Object] = field(default_factory=list)
+    create: list[Wanted] = field(default_factory=list)
     delete_pods: list[Pod] = field(default_factory=list)
     annotate: dict[str, dict[str, str]] = field(default_factory=dict)  # pod name -> annotations
     events: list[Event] = field(default_factory=list)
     remove_finalizer: bool = False
     delete_job: bool = False
     wake_at: float | None = None
+    held_back: bool = False  # nothing is done for it in this pass
 
     @property
-    def gains(self) -> bool:
-        """True when the job gets quota or a place on switches that it did not have before."""
+    def moves(self) -> bool:
+        """True when what the job holds of quota and switches changes: the ledgers say so already, its status must."""
         old, new = self.job.status, self.status
-        if new.admitted and not old.admitted:
-            return True
         held = (old.job_id, old.switches, old.regions) if old.holds_switches else None
-        return new.holds_switches and (new.job_id, new.switches, new.regions) != held
+        holds = (new.job_id, new.switches, new.regions) if new.holds_switches else None
+        return old.admitted != new.admitted or held != holds
+
+    @property
+    def acts(self) -> bool:
+        """True when there is something to do beside writing the status."""
+        return bool(
+            self.add_finalizer
+            or self.create
+            or self.delete_pods
+            or self.annotate
+            or self.events
+            or self.remove_finalizer
+            or self.delete_job
+        )
 
     def wake(self, at: float) -> None:
         """Ask for another look at a time, Unix seconds."""
@@ -93,6 +104,16 @@ class World:
     limits: Limits
     now: float
     create_errors: Mapping[str, str] = field(default_factory=dict)  # by ATPJob uid: why its pods could not be made
+    refused: dict[tuple[object, ...], Refusal] = field(default_factory=dict)  # see `admit`
+
+
+def hold_back(job: Job, why: str, reason: str, world: World, until: float | None) -> JobPlan:
+    """The plan for a job that failed: it keeps what it holds, and says why nothing is done."""
+    plan = JobPlan(job, job.status.copy(), held_back=True)
+    plan.condition(STALLED, True, reason, why, world.now)
+    if until is not None:
+        plan.wake(until)
+    return plan
 
 
 def step(job: Job, pods: Sequence[Pod], world: World) -> JobPlan:
@@ -100,6 +121,12 @@ def step(job: Job, pods: Sequence[Pod], world: World) -> JobPlan:
     plan = JobPlan(job, job.status.copy())
     status = plan.status
     status.observed_generation = job.generation
+    stalled = status.condition(STALLED)
+    if stalled and stalled["reason"] in (WRITE_FAILED, PLAN_FAILED):
+        drop_condition(status.conditions, STALLED)
+    if job.distrust and job.deleting is None:
+        _begin_again(plan, pods, world)
+        return plan
     if status.admitted_time is not None and status.scale is None:
         status.scale = _scale_text(job)  # admitted by an earlier version
     _count(plan, pods)
@@ -116,13 +143,38 @@ def step(job: Job, pods: Sequence[Pod], world: World) -> JobPlan:
     return plan
 
 
+def _begin_again(plan: JobPlan, pods: Sequence[Pod], world: World) -> None:
+    """Of a job whose status is not the operator's own nothing is believed: it gives all back and queues again.
+
+    Its epoch goes on from the highest that a ledger or a pod knows, so that no pod of before is taken for a new one.
+    """
+    job, status = plan.job, plan.status
+    known = [holder.epoch for s in world.switches.values() for holder in s.holders if holder.uid == job.uid]
+    status.epoch = max([0, *known, *(pod.epoch for pod in pods)])
+    plan.delete_pods += _live(pods)
+    text = (
+        f"{job.distrust}: only the operator writes an ATPJob's status. The job gives everything back and begins again"
+    )
+    plan.now_is("Pending", STATUS_REJECTED, text)
+    plan.condition(STALLED, True, STATUS_REJECTED, text, world.now)
+    plan.condition("Admitted", False, STATUS_REJECTED, text, world.now)
+    plan.tell("Warning", STATUS_REJECTED, text)
+    plan.wake(world.now)
+
+
 def _scale_text(job: Job) -> str:
     return str((job.raw.get("spec") or {}).get("scale", SCALE_AUTO))
 
 
 def waits_in_queue(plan: JobPlan) -> bool:
     """True when the job wants to be admitted."""
-    return plan.job.deleting is None and plan.status.phase == "Pending" and not plan.job.spec.suspend
+    return (
+        not plan.held_back
+        and not plan.job.distrust
+        and plan.job.deleting is None
+        and plan.status.phase == "Pending"
+        and not plan.job.spec.suspend
+    )
 
 
 def _count(plan: JobPlan, pods: Sequence[Pod]) -> None:
@@ -200,20 +252,36 @@ def _forget_epoch(status: JobStatus) -> None:
 # --- admission -----------------------------------------------------------------------------------------------------
 
 
-def admit(plan: JobPlan, world: World) -> None:
-    """Let a job of the queue in when quota and switches have room, or say why not."""
+SHAPED = frozenset(
+    {"QuotaExceeded", "AggregatorsExhausted", "JobIDsExhausted", "NoCommonRange", "ValuesUnsupported", "FanInExceeded"}
+)
+"""Refusals that every job of the same namespace and the same wants gets: within a plan, room only becomes less."""
+
+
+def admit(plan: JobPlan, world: World) -> bool:
+    """Let a job of the queue in when quota and switches have room, or say why not; True when it was let in.
+
+    A job without our finalizer gets that first, and a place in the next plan: an object that takes no finalizer never
+    gets into a switch's ledger.
+    """
     job, now = plan.job, world.now
-    errors = validate_job(job.raw) if job.raw else []
-    if errors:
-        _pending(plan, "InvalidSpec", "; ".join(errors), now)
-        return
-    refusal = world.quotas.refuse_job(job)
+    if job.problems:
+        _pending(plan, "InvalidSpec", "; ".join(job.problems), now)
+        return False
+    spec = job.spec
+    shape = (job.namespace, spec.workers, spec.mode, spec.switches, spec.request, spec.values)
+    refusal = world.refused.get(shape) or world.quotas.refuse_job(job)
     if refusal is None:
         choice = _choose_network(job, world, patient=True)
+        if isinstance(choice, _Network) and not job.finalized:
+            plan.add_finalizer = True
+            _pending(plan, "Admitting", "there is room: admitted once the object carries the operator's finalizer", now)
+            plan.wake(now)
+            return True
         if isinstance(choice, _Network):
             _take(plan, choice, world, epoch=plan.status.epoch + 1)
             plan.status.admitted_time, plan.status.scale = now, _scale_text(job)
-            plan.add_finalizer = not job.finalized
+            drop_condition(plan.status.conditions, STALLED)
             where = f"on {', '.join(choice.switches)}" if choice.switches else "without a switch"
             plan.now_is("Admitted", "Admitted", f"admitted in mode {plan.status.mode} {where}")
             plan.condition("Admitted", True, "Admitted", plan.status.message, now)
@@ -222,11 +290,21 @@ def admit(plan: JobPlan, world: World) -> None:
                 _fell_back(plan, choice.fallback, now)
             world.quotas.admit(job)
             plan.wake(now)
-            return
+            return True
         refusal = choice
         if refusal.reason == "WaitingForSwitch":
             plan.wake(now + 1.0)
+    if refusal.reason in SHAPED:
+        world.refused[shape] = refusal
     _pending(plan, refusal.reason, refusal.message, now)
+    return False
+
+
+def put_off(plan: JobPlan, world: World) -> None:
+    """A job that has its turn in one of the next plans: each lets in a few, of all namespaces in turn."""
+    if plan.status.reason in ("", "Resumed"):
+        _pending(plan, "Queued", "waits for its turn", world.now)
+    plan.wake(world.now)
 
 
 def _pending(plan: JobPlan, reason: str, message: str, now: float) -> None:
@@ -291,7 +369,7 @@ def _choose_network(job: Job, world: World, *, patient: bool) -> _Network | Refu
     for name in usable:
         refusal = world.quotas.refuse_switch(job, name)
         if refusal is None:
-            one = world.ledger.allocate((name,), job.spec.mode, job.spec.request, job.spec.values)
+            one = world.ledger.allocate((name,), job.spec.mode, job.spec.request, job.spec.values, job.uid)
             refusal = one if isinstance(one, Refusal) else None
         if refusal is None:
             fitting.append(name)
@@ -301,7 +379,7 @@ def _choose_network(job: Job, world: World, *, patient: bool) -> _Network | Refu
     if not fitting or (job.spec.switches and refusals):
         return refusals[0]
     chosen = tuple(fitting)
-    allocation = world.ledger.allocate(chosen, job.spec.mode, job.spec.request, job.spec.values)
+    allocation = world.ledger.allocate(chosen, job.spec.mode, job.spec.request, job.spec.values, job.uid)
     if isinstance(allocation, Refusal):
         return allocation
     return _Network(chosen, allocation.job_id, allocation.regions, allocation.values, job.spec.mode)
@@ -434,7 +512,7 @@ def _tell_pods(plan: JobPlan, current: Mapping[str, Pod], world: World) -> None:
     for pod in current.values():
         if pod.uid not in told or pod.phase in ENDED:
             continue
-        if pod.assignment != told[pod.uid]:
+        if pod.assignment not in (told[pod.uid], desired.assignment_digest(told[pod.uid])):
             plan.annotate[pod.name] = {ANNOTATION_ASSIGNMENT: told[pod.uid]}
         elif not pod.sidecar_ready and now < (status.placed_time or now) + world.limits.refresh_limit:
             period = str(int(now // world.limits.refresh_period))
@@ -506,16 +584,13 @@ def _end(plan: JobPlan, phase: str, reason: str, message: str, pods: Sequence[Po
 def _gather(plan: JobPlan, current: Mapping[str, Pod], leaving: set[str], world: World) -> None:
     """Make the pods, wait for all of them (gang), then freeze who sits where."""
     job, status, now = plan.job, plan.status, world.now
-    try:
-        wanted = job_pods(job, status.epoch, world.sidecar)
-    except InjectionError as error:
-        _end(plan, "Failed", "InvalidSpec", str(error), [], world)
+    wanted = wanted_objects(job)
+    missing = [w for w in wanted if w.kind == "Service" or (w.name not in current and w.name not in leaving)]
+    if job.problems and any(w.kind == "Pod" for w in missing):
+        _end(plan, "Failed", "InvalidSpec", "; ".join(job.problems), list(current.values()), world)
         return
-    plan.create.append(service(job))
-    plan.create += [
-        pod for pod in wanted if pod["metadata"]["name"] not in current and pod["metadata"]["name"] not in leaving
-    ]
-    total = len(wanted)
+    plan.create += missing
+    total = sum(w.kind == "Pod" for w in wanted)
     here = [p for p in current.values() if p.address and p.node and p.sidecar_started and not p.trouble]
     if len(here) < total:
         trouble = sorted((p.name, *p.trouble) for p in current.values() if p.trouble)
@@ -586,7 +661,7 @@ def _place(
             over_quota = world.quotas.refuse_switch(job, name)
             if over_quota:
                 return without, over_quota
-        allocation = world.ledger.allocate(names, job.spec.mode, job.spec.request, job.spec.values)
+        allocation = world.ledger.allocate(names, job.spec.mode, job.spec.request, job.spec.values, job.uid)
         if isinstance(allocation, Refusal):
             return without, allocation
         status.job_id, status.regions, status.values = (

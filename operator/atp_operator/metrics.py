@@ -32,6 +32,9 @@ class Metrics:
             "atp_reconcile_seconds", "Duration of one reconcile of everything", registry=self.registry
         )
         self.reconcile_errors = Counter("atp_reconcile_errors_total", "Reconciles that failed", registry=self.registry)
+        self.job_errors = Counter(
+            "atp_job_errors_total", "Times that the object of one ATPJob failed", registry=self.registry
+        )
         self.leader = Gauge("atp_operator_leader", "1 on the replica that acts", registry=self.registry)
 
     def record(self, snapshot: Snapshot, plan: ClusterPlan) -> None:

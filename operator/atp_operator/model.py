@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import copy
 import datetime as dt
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from atp_api import wire
@@ -80,6 +79,24 @@ def stored_fraction(value: object) -> str | None:
     return repr(value) if isinstance(value, float) and math.isfinite(value) and not value.is_integer() else None
 
 
+def _number(value: object, least: int, most: int) -> int:
+    """The value, if it is an integer within the bounds; ValueError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"{str(value)[:40]!r} is no integer of {least} to {most}")
+    return value
+
+
+def _text(value: object, most: int = 1024) -> str:
+    """The value, if it is a text of at most so many characters; ValueError otherwise."""
+    if not isinstance(value, str) or len(value) > most:
+        raise ValueError(f"{str(value)[:40]!r} is no text of at most {most} characters")
+    return value
+
+
+EPOCH_LAST = 2**31 - 1
+"""Counters of a status beyond this are nobody's: the operator never counts so far."""
+
+
 @dataclass(frozen=True, order=True)
 class Region:
     """A contiguous range of aggregator indexes: `start` .. `start + size - 1`."""
@@ -99,7 +116,7 @@ class Region:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """`ATPJob.spec` with every default filled in."""
+    """`ATPJob.spec` with every default filled in; without its pod templates, which the planner does not look at."""
 
     workers: int
     servers: int = 1  # parameter server shards
@@ -113,8 +130,6 @@ class JobSpec:
     ttl: int | None = None
     deadline: int | None = None
     stall_timeout: int = 60
-    worker_template: Mapping[str, Any] = field(default_factory=dict)
-    server_template: Mapping[str, Any] | None = None
 
     @staticmethod
     def from_dict(spec: Mapping[str, Any]) -> JobSpec:
@@ -138,8 +153,6 @@ class JobSpec:
             ttl=spec.get("ttlSecondsAfterFinished"),
             deadline=spec.get("activeDeadlineSeconds"),
             stall_timeout=int(spec.get("stallTimeoutSeconds", 60)),
-            worker_template=workers.get("template") or {},
-            server_template=servers.get("template"),
         )
 
 
@@ -171,14 +184,14 @@ class Seat:
     @staticmethod
     def from_dict(value: Mapping[str, Any]) -> Seat:
         return Seat(
-            rank=value["rank"],
-            node=value["node"],
-            address=value["address"],
-            pod_uid=value["podUid"],
-            rack=value["rack"],
-            bit=value["bit"],
-            edge=value["edge"],
-            switch=value["switch"] or None,
+            rank=_number(value["rank"], 0, wire.WORKERS_MAX - 1),
+            node=_text(value["node"]),
+            address=_text(value["address"]),
+            pod_uid=_text(value["podUid"]),
+            rack=_number(value["rack"], 0, wire.WORKERS_MAX - 1),
+            bit=_number(value["bit"], 0, wire.WORKERS_MAX - 1),
+            edge=bool(value["edge"]),
+            switch=_text(value["switch"]) or None,
         )
 
 
@@ -196,7 +209,12 @@ class Server:
 
     @staticmethod
     def from_dict(value: Mapping[str, Any]) -> Server:
-        return Server(shard=value["shard"], node=value["node"], address=value["address"], pod_uid=value["podUid"])
+        return Server(
+            shard=_number(value["shard"], 0, wire.WORKERS_MAX - 1),
+            node=_text(value["node"]),
+            address=_text(value["address"]),
+            pod_uid=_text(value["podUid"]),
+        )
 
 
 @dataclass(frozen=True)
@@ -227,11 +245,12 @@ class Placement:
 
     @staticmethod
     def from_dict(value: Mapping[str, Any]) -> Placement:
+        limit = value.get("addendLimit")
         return Placement(
             seats=tuple(Seat.from_dict(seat) for seat in value["workers"]),
             servers=tuple(Server.from_dict(server) for server in value["parameterServers"]),
-            level1=value["level1"] or None,
-            addend_limit=value.get("addendLimit"),
+            level1=_text(value["level1"]) or None,
+            addend_limit=None if limit is None else _number(limit, 1, 2**31 - 1),
         )
 
 
@@ -276,7 +295,8 @@ class JobStatus:
         return self.admitted_time is not None and self.phase in ACTIVE_PHASES
 
     def copy(self) -> JobStatus:
-        return copy.deepcopy(self)
+        """A status to change: what is shared with this one is never changed in place."""
+        return replace(self, conditions=[dict(c) for c in self.conditions], aggregation=dict(self.aggregation))
 
     def condition(self, kind: str) -> Object | None:
         """The condition of that type, or None."""
@@ -284,21 +304,34 @@ class JobStatus:
 
     @staticmethod
     def from_dict(value: Mapping[str, Any]) -> JobStatus:
+        """Read a status, whoever wrote it.
+
+        Raises:
+            KeyError, TypeError, ValueError: the operator did not write it. What it says of switches may be forged all
+                the same, see `claims`.
+        """
         workers = value.get("workers") or {}
         placement = value.get("placement")
+        job_id, values = value.get("jobId"), value.get("valuesPerPacket")
         return JobStatus(
             phase=value.get("phase", "Pending"),
             reason=value.get("reason", ""),
             message=value.get("message", ""),
             mode=value.get("mode"),
-            job_id=value.get("jobId"),
-            epoch=value.get("epoch", 0),
-            revision=value.get("revision", 0),
-            retries=value.get("retries", 0),
-            switches=tuple(value.get("switches") or ()),
-            values=value.get("valuesPerPacket"),
+            job_id=None if job_id is None else _number(job_id, 1, HOST_ONLY_JOB_ID),
+            epoch=_number(value.get("epoch", 0), 0, EPOCH_LAST),
+            revision=_number(value.get("revision", 0), 0, EPOCH_LAST),
+            retries=_number(value.get("retries", 0), 0, EPOCH_LAST),
+            switches=tuple(_text(name) for name in value.get("switches") or ()),
+            values=None if values is None else _number(values, 1, 2**16),
             scale=value.get("scale"),
-            regions=tuple(Region(r["start"], r["size"]) for r in value.get("regions") or ()),
+            regions=tuple(
+                Region(
+                    _number(r["start"], 0, wire.AGGREGATOR_INDEX_MAX),
+                    _number(r["size"], 1, wire.AGGREGATOR_INDEX_MAX + 1),
+                )
+                for r in value.get("regions") or ()
+            ),
             placement=Placement.from_dict(placement) if placement else None,
             ready=workers.get("ready", 0),
             succeeded=workers.get("succeeded", 0),
@@ -371,6 +404,8 @@ class Job:
     finalized: bool  # carries our finalizer
     spec: JobSpec
     status: JobStatus
+    problems: tuple[str, ...] = ()  # what keeps it from ever running, see `intake`
+    distrust: str = ""  # why its status is not taken for the operator's own; `status` is then a fresh one
     raw: Object = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -385,7 +420,14 @@ class Job:
 
     @staticmethod
     def from_object(raw: Object) -> Job:
+        """Read an ATPJob that the schema let pass; one whose status nobody can read is distrusted, not refused."""
         meta = raw["metadata"]
+        status, distrust = JobStatus(), str(raw.get("unreadable") or "")
+        if not distrust:
+            try:
+                status = JobStatus.from_dict(raw.get("status") or {})
+            except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+                distrust = f"the status cannot be read ({str(error)[:200]})"
         return Job(
             namespace=meta.get("namespace", ""),
             name=meta["name"],
@@ -395,9 +437,22 @@ class Job:
             deleting=parse_time(meta.get("deletionTimestamp")),
             finalized=FINALIZER in (meta.get("finalizers") or ()),
             spec=JobSpec.from_dict(raw.get("spec") or {}),
-            status=JobStatus.from_dict(raw.get("status") or {}),
+            status=status,
+            problems=tuple(raw.get("problems") or ()),
+            distrust=distrust,
             raw=raw,
         )
+
+
+@dataclass(frozen=True)
+class Holder:
+    """An entry of a switch's ledger (`ATPSwitch.status.jobs`): who holds a job ID, and with which statuses."""
+
+    job_id: int
+    uid: str
+    epoch: int
+    name: str
+    seals: tuple[str, ...] = ()  # of the statuses that the operator gave the job with this ID, see `claims`
 
 
 @dataclass(frozen=True)
@@ -493,7 +548,7 @@ class Switch:
     ports: Mapping[str, int]
     shared_limit: int | None
     capacity: Capacity | None
-    holders: tuple[tuple[int, str, int, str], ...]  # (job ID, uid, epoch, name) as last written to status.jobs
+    holders: tuple[Holder, ...]  # as last written to status.jobs
     quarantine: tuple[tuple[int, float], ...]  # (job ID, until)
     view: AgentView = field(default_factory=AgentView)
     raw: Object = field(default_factory=dict, compare=False, repr=False)
@@ -546,7 +601,10 @@ class Switch:
             ports={p["node"]: p["port"] for p in spec.get("ports") or ()},
             shared_limit=spec.get("sharedAggregators"),
             capacity=view.capacity or Capacity.from_dict(status.get("capacity") or {}),
-            holders=tuple((j["jobId"], j["uid"], j["epoch"], j["name"]) for j in status.get("jobs") or ()),
+            holders=tuple(
+                Holder(j["jobId"], j["uid"], j["epoch"], j["name"], tuple(j.get("seals") or ()))
+                for j in status.get("jobs") or ()
+            ),
             quarantine=tuple((q["jobId"], parse_time(q["until"]) or 0.0) for q in status.get("quarantine") or ()),
             view=view,
             raw=raw,
@@ -608,7 +666,7 @@ class Pod:
     phase: str
     deleting: bool
     node: str
-    address: str
+    address: str  # empty for a pod on its node's network: that address is the node's, not the pod's
     sidecar_started: bool
     ready: bool
     trouble: tuple[str, str] | None  # (reason, message) of what keeps the pod from starting
@@ -627,12 +685,12 @@ class Pod:
             name=meta["name"],
             uid=meta.get("uid", ""),
             role=labels.get(LABEL_ROLE, ""),
-            rank=int(labels[LABEL_RANK]) if labels.get(LABEL_RANK, "").isdigit() else -1,
-            epoch=int(labels[LABEL_EPOCH]) if labels.get(LABEL_EPOCH, "").isdigit() else 0,
+            rank=-1 if (rank := _count(labels.get(LABEL_RANK, ""))) is None else rank,
+            epoch=_count(labels.get(LABEL_EPOCH, "")) or 0,
             phase=status.get("phase", "Pending"),
             deleting=bool(meta.get("deletionTimestamp")),
             node=spec.get("nodeName") or "",
-            address=status.get("podIP") or "",
+            address="" if spec.get("hostNetwork") else status.get("podIP") or "",
             sidecar_started=any(c["name"] == SIDECAR_NAME and c.get("started") for c in inits),
             ready=any(c["type"] == "Ready" and c["status"] == "True" for c in conditions),
             trouble=_trouble(status),
@@ -641,6 +699,11 @@ class Pod:
             sidecar_ready=any(c["name"] == SIDECAR_NAME and c.get("ready") for c in inits),
             refresh=(meta.get("annotations") or {}).get(ANNOTATION_REFRESH, ""),
         )
+
+
+def _count(label: str) -> int | None:
+    """The number in a label; None when it is none, or one that the operator never wrote."""
+    return int(label) if label.isascii() and label.isdigit() and len(label) < 10 else None
 
 
 def _trouble(status: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from . import (
     API_VERSION,
@@ -21,6 +22,16 @@ from .injection import SidecarConfig, inject
 from .model import Job, Object
 
 MASTER_PORT = 29500
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An object that a job needs, not made yet: a pod is made from its template when it is created, one at a time."""
+
+    kind: Literal["Service", "Pod"]
+    name: str
+    role: str = ""
+    index: int = 0
 
 
 def worker_name(job: str, rank: int) -> str:
@@ -65,11 +76,22 @@ def service(job: Job) -> Object:
     }
 
 
-def job_pods(job: Job, epoch: int, sidecar: SidecarConfig) -> list[Object]:
-    """All pods of an epoch, parameter servers first, with their sidecars."""
-    result = [_pod(job, epoch, ROLE_PARAMETER_SERVER, shard, sidecar) for shard in range(job.spec.servers)]
-    result += [_pod(job, epoch, ROLE_WORKER, rank, sidecar) for rank in range(job.spec.workers)]
+def wanted_objects(job: Job) -> list[Wanted]:
+    """The Service and all pods of a job, parameter servers first."""
+    result = [Wanted("Service", job.name)]
+    result += [
+        Wanted("Pod", server_name(job.name, shard), ROLE_PARAMETER_SERVER, shard) for shard in range(job.spec.servers)
+    ]
+    result += [Wanted("Pod", worker_name(job.name, rank), ROLE_WORKER, rank) for rank in range(job.spec.workers)]
     return result
+
+
+def manifest(wanted: Wanted, job: Job, spec: Mapping[str, Any], epoch: int, sidecar: SidecarConfig) -> Object:
+    """The object as it is to be created; `spec` is the whole `ATPJob.spec`, with the pod templates.
+
+    Raises InjectionError when the template cannot take the sidecar.
+    """
+    return service(job) if wanted.kind == "Service" else _pod(wanted, job, spec, epoch, sidecar)
 
 
 def _server_template(sidecar: SidecarConfig) -> Object:
@@ -132,12 +154,10 @@ def _together(job: Job) -> Object:
     }
 
 
-def _pod(job: Job, epoch: int, role: str, index: int, sidecar: SidecarConfig) -> Object:
-    worker = role == ROLE_WORKER
-    template: Mapping[str, Any] = (
-        job.spec.worker_template if worker else _complete_server_template(job.spec.server_template or {}, sidecar)
-    )
-    name = worker_name(job.name, index) if worker else server_name(job.name, index)
+def _pod(wanted: Wanted, job: Job, job_spec: Mapping[str, Any], epoch: int, sidecar: SidecarConfig) -> Object:
+    worker, name = wanted.role == ROLE_WORKER, wanted.name
+    given = (job_spec.get("workers" if worker else "parameterServers") or {}).get("template") or {}
+    template: Mapping[str, Any] = given if worker else _complete_server_template(given, sidecar)
     meta = template.get("metadata") or {}
     spec: Object = copy.deepcopy(dict(template.get("spec") or {}))
     spec.update({"hostname": name, "subdomain": job.name, "restartPolicy": "Never"})
@@ -148,7 +168,7 @@ def _pod(job: Job, epoch: int, role: str, index: int, sidecar: SidecarConfig) ->
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     if worker:
         env = [
-            {"name": "RANK", "value": str(index)},
+            {"name": "RANK", "value": str(wanted.index)},
             {"name": "WORLD_SIZE", "value": str(job.spec.workers)},
             {"name": "LOCAL_RANK", "value": "0"},
             {"name": "MASTER_ADDR", "value": f"{worker_name(job.name, 0)}.{job.name}"},
@@ -167,8 +187,8 @@ def _pod(job: Job, epoch: int, role: str, index: int, sidecar: SidecarConfig) ->
             "labels": {
                 **(meta.get("labels") or {}),
                 LABEL_JOB: job.name,
-                LABEL_ROLE: role,
-                LABEL_RANK: str(index),
+                LABEL_ROLE: wanted.role,
+                LABEL_RANK: str(wanted.index),
                 LABEL_EPOCH: str(epoch),
             },
             "annotations": {k: v for k, v in (meta.get("annotations") or {}).items() if not k.startswith("atp.dev/")},

@@ -23,6 +23,7 @@ class QuotaBook:
         self._namespaces = namespaces
         self._ledger = ledger
         self.members: dict[str, set[str]] = {q.name: set() for q in self._quotas}
+        self._leaving: dict[str, set[str]] = {q.name: set() for q in self._quotas}
         for job in jobs:
             if job.status.admitted and job.deleting is None:
                 self.admit(job)
@@ -38,9 +39,15 @@ class QuotaBook:
             self.members[quota.name].add(job.uid)
 
     def leave(self, job: Job) -> None:
-        """Stop counting the job."""
-        for members in self.members.values():
-            members.discard(job.uid)
+        """Stop counting the job; its place is for others in the next plan, when its status says so (see `Ledger`)."""
+        for name, members in self.members.items():
+            if job.uid in members:
+                members.discard(job.uid)
+                self._leaving[name].add(job.uid)
+
+    def _counted(self, quota: Quota, job: Job) -> set[str]:
+        """UIDs of the other jobs that count against what the job may have."""
+        return (self.members[quota.name] | self._leaving[quota.name]) - {job.uid}
 
     def used(self, quota: Quota, switch: str) -> int:
         """Aggregators that the quota's jobs request on a switch."""
@@ -50,7 +57,7 @@ class QuotaBook:
     def refuse_job(self, job: Job) -> Refusal | None:
         """Why one more job does not fit, or None."""
         for quota in self.of(job):
-            held = len(self.members[quota.name] - {job.uid})
+            held = len(self._counted(quota, job))
             if quota.max_jobs is not None and held + 1 > quota.max_jobs:
                 return Refusal(
                     "QuotaExceeded",
@@ -63,7 +70,9 @@ class QuotaBook:
         for quota in self.of(job):
             if quota.aggregators is None:
                 continue
-            used = self.used(quota, switch)
+            ledger, others = self._ledger.switches[switch], self._counted(quota, job)
+            held = {**ledger.leaving_requests, **ledger.requests}
+            used = sum(n for uid, n in held.items() if uid in others)
             if used + job.spec.request > quota.aggregators:
                 return Refusal(
                     "QuotaExceeded",

@@ -22,6 +22,9 @@ from .model import SCALE_AUTO, read_scale
 SHARDS = (1, 2, 4, 8)
 MODES = ("Shared", "Reserved", "HostOnly")
 NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
+NAMES_OF_OTHERS = ("serviceAccountName", "priorityClassName", "runtimeClassName")
+"""Fields of a pod that name other objects."""
+SUBDOMAIN = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
 # What every pod of a running epoch was made from, or what the switches were told: it cannot change under it.
 FROZEN = (
     "workers",
@@ -92,6 +95,13 @@ def _template(path: str, template: Mapping[str, Any] | None, *, containers: bool
             errors.append(f"{path}.metadata.labels: {label} is set by the operator: leave it out")
     if containers and not spec.get("containers"):
         errors.append(f"{path}.spec.containers is empty: give at least one container, the first is the trainer")
+    for field in NAMES_OF_OTHERS:
+        name = spec.get(field) or ""
+        if name and (len(name) > 253 or not SUBDOMAIN.match(name)):
+            errors.append(
+                f"{path}.spec.{field} {name!r}: at most 253 lower-case letters, digits, '-' and '.', "
+                f"beginning and ending with a letter or digit"
+            )
     if spec.get("hostNetwork"):
         errors.append(f"{path}.spec.hostNetwork must be false: the switch knows a worker by the address of its pod")
     if spec.get("restartPolicy", "Never") != "Never":

@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -117,7 +118,7 @@ class Cluster:
         )
         key = self.folder / "sa.key"
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
-        (self.folder / "tokens").write_text("admin,admin,1,system:masters\noperator,operator,2\n")
+        (self.folder / "tokens").write_text("admin,admin,1,system:masters\noperator,operator,2\nmallory,mallory,3\n")
         self._spawn(
             "kube-apiserver",
             "--etcd-servers",
@@ -318,16 +319,22 @@ class Cluster:
                     check=False,
                 )
 
-    def request(self, method: str, path: str, body: Object | None = None) -> Object:
-        import ssl
-
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Object | bytes | None = None,
+        user: str = "admin",
+        content: str = "application/json",
+    ) -> Object:
+        """One call as admin, or as mallory, who may do what a test grants; raises HTTPError."""
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         request = urllib.request.Request(
             f"https://127.0.0.1:{self.port}{path}",
             method=method,
-            data=json.dumps(body).encode() if body is not None else None,
-            headers={"Authorization": "Bearer admin", "Content-Type": "application/json"},
+            data=body if body is None or isinstance(body, bytes) else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {user}", "Content-Type": content},
         )
         with urllib.request.urlopen(request, context=context, timeout=30) as answer:
             result: Object = json.loads(answer.read() or b"{}")
@@ -545,7 +552,6 @@ def base_operator(cluster: Cluster) -> Iterator[Operator]:
         result.start()
         cluster.install_webhooks()
         wait_for(lambda: result.metric("atp_operator_leader") == 1.0, "leadership", 30)
-        # The webhook server starts after kopf has looked at the cluster's resources.
         wait_for(lambda: _accepts(cluster.webhook_port), "the webhook server", 30)
         yield result
     finally:

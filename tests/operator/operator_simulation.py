@@ -9,10 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from atp_operator import ANNOTATION_ASSIGNMENT, FINALIZER
+from atp_operator.claims import doubt
 from atp_operator.desired import desired_jobs
 from atp_operator.injection import SidecarConfig
+from atp_operator.intake import keep_job
+from atp_operator.lifecycle import JobPlan
 from atp_operator.model import AgentView, Capacity, Job, JobReport, Limits, Pod, Quota, Switch, rfc3339
 from atp_operator.planning import ClusterPlan, Snapshot, plan_cluster
+from atp_operator.pods import manifest
 
 Object = dict[str, Any]
 SIDECAR = SidecarConfig(image="sidecar:test")
@@ -65,10 +69,12 @@ class Simulation:
             for name, n in aggregators.items()
         }
         self.addresses = 0
+        self.unwritable: set[str] = set()  # UIDs of jobs whose status the API server takes from nobody
+        self.order: random.Random | None = None  # shuffles the order in which statuses are written
         self.last_used: dict[tuple[str, int], tuple[str, int, float]] = {}  # (switch, job ID) -> uid, epoch, time
 
     def snapshot(self, seed: int | None = None) -> Snapshot:
-        jobs = [Job.from_object(copy.deepcopy(raw)) for raw in self.jobs.values()]
+        jobs = [Job.from_object(keep_job(copy.deepcopy(raw), SIDECAR)) for raw in self.jobs.values()]
         if seed is not None:
             random.Random(seed).shuffle(jobs)
         return Snapshot(
@@ -86,9 +92,11 @@ class Simulation:
             if stop_after is not None and count >= stop_after:
                 return plan
             self.switches[name]["status"] = status
-        for count, entry in enumerate(plan.write_order, len(self.switches)):
+        for count, entry in enumerate(self.write_order(plan.jobs), len(self.switches)):
             if stop_after is not None and count >= stop_after:
                 return plan
+            if entry.job.uid in self.unwritable:
+                continue
             raw = self.jobs[entry.job.uid]
             if entry.add_finalizer:
                 raw["metadata"]["finalizers"] = [FINALIZER]
@@ -96,8 +104,9 @@ class Simulation:
             pods = self.pods.setdefault(entry.job.key, [])
             for pod in entry.delete_pods:
                 pods[:] = [replace(p, deleting=True) if p.uid == pod.uid else p for p in pods]
-            for body in entry.create:
-                if body["kind"] == "Pod":
+            for wanted in entry.create:
+                if wanted.kind == "Pod":
+                    body = manifest(wanted, entry.job, raw["spec"], entry.status.epoch, SIDECAR)
                     assert body["metadata"]["name"] not in {p.name for p in pods}, "made while the old one is there"
                     body["metadata"]["uid"] = f"{body['metadata']['name']}-{len(pods)}-{self.now}-{self.addresses}"
                     self.addresses += 1
@@ -117,13 +126,24 @@ class Simulation:
         self.program()
         return plan
 
+    def write_order(self, plans: list[JobPlan]) -> list[JobPlan]:
+        """Statuses may be written in any order."""
+        if self.order is None:
+            return plans
+        return self.order.sample(plans, len(plans))
+
+    def believed(self) -> list[Job]:
+        """The jobs whose statuses the operator takes for its own, as it reads them when it programs switches."""
+        snapshot = self.snapshot()
+        return [job for job in snapshot.jobs if not doubt(job, snapshot.switches)]
+
     def program(self) -> None:
         snapshot = self.snapshot()
         for name, switch in snapshot.switches.items():
             view = self.views[name]
             if not view.reachable:
                 continue
-            jobs = desired_jobs(switch, snapshot.jobs)
+            jobs = desired_jobs(switch, self.believed())
             for job in jobs:
                 before = self.last_used.get((name, job.job_id))
                 if before is not None and before[:2] != (job.uid, job.epoch):

@@ -17,7 +17,7 @@ from atp_operator.desired import assignments, desired_jobs
 from atp_operator.injection import InjectionError, SidecarConfig, inject
 from atp_operator.lifecycle import JobPlan, _aggregating
 from atp_operator.model import AgentView, Capacity, Job, JobSpec, JobStatus, Placement, Region, Switch
-from atp_operator.pods import job_pods
+from atp_operator.pods import manifest, wanted_objects
 from atp_operator.settings import Settings, SettingsError
 from atp_operator.topology import Located, host_only, place
 from atp_operator.validation import validate_job, validate_job_update
@@ -62,7 +62,8 @@ def test_shared_jobs_share_and_reserved_ones_do_not() -> None:
     refusal = ledger.allocate(("s",), "Reserved", 100, None)
     assert refusal == Refusal("AggregatorsExhausted", "needs 100 aggregators on switch s: 24 free of 4096")
     ledger.release("b")
-    again = ledger.allocate(("s",), "Reserved", 1024, None)
+    assert ledger.allocate(("s",), "Reserved", 100, None) == refusal, "what b gives back is for others in the next plan"
+    again = ledger.allocate(("s",), "Reserved", 1024, None, "b")
     assert isinstance(again, Allocation) and again.job_id == 3, "the job ID of b rests"
 
 
@@ -366,6 +367,12 @@ def test_injection_refuses(change: dict[str, Any], text: str) -> None:
     assert text in str(caught.value)
 
 
+def job_pods(raw: dict[str, Any], epoch: int, config: SidecarConfig) -> list[dict[str, Any]]:
+    """All pods of an ATPJob, as they are created."""
+    job = Job.from_object(raw)
+    return [manifest(w, job, raw["spec"], epoch, config) for w in wanted_objects(job) if w.kind == "Pod"]
+
+
 def test_pods_of_a_job() -> None:
     raw = {
         "metadata": {"name": "j", "namespace": "ns", "uid": "u"},
@@ -379,7 +386,7 @@ def test_pods_of_a_job() -> None:
             }
         },
     }
-    server, first, second = job_pods(Job.from_object(raw), 4, CONFIG)
+    server, first, second = job_pods(raw, 4, CONFIG)
     assert server["metadata"]["name"] == "j-ps-0" and server["spec"]["containers"][0]["args"] == ["park"]
     assert first["spec"]["restartPolicy"] == "Never" and first["spec"]["subdomain"] == "j"
     assert second["metadata"]["labels"] == {
@@ -399,7 +406,7 @@ def sharded(**servers: Any) -> list[dict[str, Any]]:
     raw = valid()
     raw["metadata"].update({"namespace": "ns", "uid": "u"})
     raw["spec"]["parameterServers"] = servers
-    return [p for p in job_pods(Job.from_object(raw), 1, CONFIG) if p["metadata"]["labels"]["atp.dev/role"] != "worker"]
+    return [p for p in job_pods(raw, 1, CONFIG) if p["metadata"]["labels"]["atp.dev/role"] != "worker"]
 
 
 def test_pods_of_several_parameter_servers() -> None:
