@@ -56,9 +56,7 @@ def _guard(switch: Switch, job: Job, placement: Placement) -> pb.Guard:
         pb.Host(endpoint=_endpoint(switch, s.address, s.node), bit=s.bit, rack=s.rack, edge=s.edge)
         for s in placement.seats
     ]
-    servers = [
-        pb.Host(endpoint=_endpoint(switch, s.address, s.node), parameter_server=True) for s in placement.servers
-    ]
+    servers = [pb.Host(endpoint=_endpoint(switch, s.address, s.node), parameter_server=True) for s in placement.servers]
     return pb.Guard(
         uid=job.uid,
         name=job.key,
