@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from .model import Job, JobStatus, Switch
+from .model import Job, JobStatus, Pod, Seat, Server, Switch
 
 
 def seal(job: Job, status: JobStatus) -> str:
@@ -32,15 +32,41 @@ def seal(job: Job, status: JobStatus) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def doubt(job: Job, switches: Mapping[str, Switch]) -> str:
+def _hosts(job: Job) -> dict[str, tuple[str, str]]:
+    """(address, node) of all that the placement names, by pod UID."""
+    placement = job.status.placement
+    places: tuple[Seat | Server, ...] = (*placement.seats, *placement.servers) if placement else ()
+    return {place.pod_uid: (place.address, place.node) for place in places}
+
+
+def vouched(job: Job, switches: Mapping[str, Switch], pods: Sequence[Pod]) -> bool:
+    """True when the hosts of the job's placement are its own, for a job that `doubt` has nothing against.
+
+    Either a ledger has the seal, or all of them are pods of the job, at the addresses that the kubelet gave them.
+    """
+    if job.status.holds_switches and any(name in switches for name in job.status.switches):
+        return True
+    live = {pod.uid: (pod.address, pod.node) for pod in pods}
+    return all(live.get(uid) == place for uid, place in _hosts(job).items())
+
+
+def doubt(job: Job, switches: Mapping[str, Switch], pods: Sequence[Pod] = ()) -> str:
     """Why the job's status is not taken for the operator's own; empty when it is, or claims nothing.
 
     A switch that does not exist is not asked: nothing can be programmed there. An entry without seals is of an earlier
-    version of the operator; its job ID, UID and epoch count alone.
+    version of the operator; its job ID, UID and epoch count alone. `pods`: of the job.
     """
     if job.distrust:
         return job.distrust
     status = job.status
+    hosts = _hosts(job)
+    for pod in pods:
+        if (
+            pod.address
+            and pod.phase == "Running"
+            and hosts.get(pod.uid, (pod.address, pod.node)) != (pod.address, pod.node)
+        ):
+            return f"the status has another place for pod {pod.name} than the pod itself"
     if not status.holds_switches or job.deleting is not None:
         return ""
     named = {*status.switches, *(status.placement.switches if status.placement else ())}

@@ -21,7 +21,7 @@ import aiohttp
 from . import API_VERSION, FINALIZER, LABEL_JOB, LABEL_MANAGED_BY
 from .agent import AgentSession
 from .cache import Store, key_of
-from .claims import doubt
+from .claims import doubt, vouched
 from .desired import desired_guards, desired_jobs
 from .fair import Backoff, interleave
 from .injection import InjectionError
@@ -252,10 +252,11 @@ class Controller:
         self._check_leading()
         switches = self._switches()
         # As written: a job whose status write failed, or that somebody else wrote since, is not programmed.
-        jobs = [job for job in self._jobs() if not doubt(job, switches)]
+        jobs = [job for job in self._jobs() if not doubt(job, switches, snapshot.pods.get(job.key, ()))]
+        vouched_for = [job for job in jobs if vouched(job, switches, snapshot.pods.get(job.key, ()))]
         for name, (session, _) in self.sessions.items():
             if name in switches:
-                session.want(desired_jobs(switches[name], jobs), desired_guards(switches[name], jobs))
+                session.want(desired_jobs(switches[name], jobs), desired_guards(switches[name], vouched_for))
         self.metrics.record(snapshot, plan)
         rest = [
             p

@@ -55,7 +55,7 @@ def plan_cluster(snapshot: Snapshot, sidecar: SidecarConfig, limits: Limits, now
     jobs first, and within a namespace in order of creation. A job that does not fit does not hold up those behind it.
     One that fails, or whose status is somebody else's, is dealt with alone.
     """
-    ordered = [_believed(job, snapshot.switches) for job in sorted(snapshot.jobs, key=lambda job: job.queue_key)]
+    ordered = [_believed(job, snapshot) for job in sorted(snapshot.jobs, key=lambda job: job.queue_key)]
     ledger = Ledger(snapshot.switches, ordered, now)
     quotas = QuotaBook(snapshot.quotas, snapshot.namespaces, ordered, ledger)
     world = World(snapshot.switches, ledger, quotas, sidecar, limits, now, snapshot.create_errors)
@@ -83,9 +83,9 @@ def plan_cluster(snapshot: Snapshot, sidecar: SidecarConfig, limits: Limits, now
     return ClusterPlan(plans, switch_statuses, events, quota_statuses, min(wakes, default=None))
 
 
-def _believed(job: Job, switches: Mapping[str, Switch]) -> Job:
+def _believed(job: Job, snapshot: Snapshot) -> Job:
     """The job with the status that it may be taken to have: a fresh one when somebody else wrote it."""
-    why = doubt(job, switches)
+    why = doubt(job, snapshot.switches, snapshot.pods.get(job.key, ()))
     return replace(job, status=JobStatus(), distrust=why) if why else job
 
 

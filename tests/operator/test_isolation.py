@@ -26,9 +26,9 @@ from atp_operator.admission import (
     tells_of_the_pod,
     uid_of,
 )
-from atp_operator.claims import doubt, seal
+from atp_operator.claims import doubt, seal, vouched
 from atp_operator.conditions import PLAN_FAILED, STALLED, STATUS_REJECTED, WRITE_FAILED
-from atp_operator.desired import desired_jobs
+from atp_operator.desired import desired_guards, desired_jobs
 from atp_operator.fair import Backoff, interleave
 from atp_operator.model import Job, Pod, Switch
 from atp_operator.planning import ADMISSIONS, Snapshot, plan_cluster
@@ -117,6 +117,40 @@ def test_a_forged_status_stops_its_own_job_alone(how: str) -> None:
     assert again["phase"] == "Running" and again["epoch"] == 2, "the forger begins again, as a new epoch"
     assert not [c for c in again["conditions"] if c["type"] == STALLED]
     assert {i for i, _, _ in programmed(sim, "f")}.isdisjoint({before[0][0], own[0][0]})
+
+
+def test_a_forged_place_without_a_switch_reaches_no_guard() -> None:
+    """A job without aggregators has no entry in a ledger: its hosts count only as far as its pods are there."""
+    sim = Simulation({"s0": 4096}, {"s0": list(NODES)}, [])
+    sim.jobs["v"] = job_object("v", sim.now, "v")
+    sim.jobs["f"] = job_object("f", sim.now + 1, "f", namespace="team-b", mode="HostOnly")
+    settle(sim)
+    address = sim.jobs["v"]["status"]["placement"]["workers"][0]["address"]
+
+    def guarded() -> dict[str, set[str]]:
+        snapshot = sim.snapshot()
+        jobs = [j for j in snapshot.jobs if not doubt(j, snapshot.switches, snapshot.pods.get(j.key, ()))]
+        jobs = [j for j in jobs if vouched(j, snapshot.switches, snapshot.pods.get(j.key, ()))]
+        return {g.uid: {h.endpoint.address for h in g.hosts} for g in desired_guards(snapshot.switches["s0"], jobs)}
+
+    before = guarded()
+    assert set(before) == {"v", "f"} and address in before["v"] and address not in before["f"]
+    placement = sim.jobs["f"]["status"]["placement"]
+    for change in ({"address": address}, {"address": address, "podUid": "nobody"}, {"podUid": "nobody"}):
+        forged = copy.deepcopy(placement)
+        forged["workers"][0].update(change)
+        sim.jobs["f"]["status"]["placement"] = forged
+        assert guarded() == {"v": before["v"]}
+    forged = copy.deepcopy(placement)
+    forged["workers"].append({**placement["workers"][0], "rank": 2, "address": address, "podUid": "nobody"})
+    sim.jobs["f"]["status"]["placement"] = forged
+    assert guarded() == {"v": before["v"]}
+    settle(sim)
+    sim.now += 10
+    settle(sim)
+    after = guarded()
+    assert after["v"] == before["v"] and address not in after["f"], "it begins again with its own pods"
+    assert sim.jobs["f"]["status"]["epoch"] == 2
 
 
 def test_an_old_status_of_ones_own_is_no_claim() -> None:
