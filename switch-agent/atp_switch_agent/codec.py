@@ -97,8 +97,13 @@ class Codec:
             for counter in self.p4info.counters
         }
         self._events = next((number for number, (name, _) in self.counters.items() if name == "events"), None)
-        self.occupancy_register = next(
-            (item.preamble.id for item in self.p4info.registers if short(item.preamble) == "occupancy"), None
+        registers = {short(item.preamble): item for item in self.p4info.registers}
+        self.occupancy_register = registers["occupancy"].preamble.id if "occupancy" in registers else None
+        self.dropped_register = registers["dropped"].preamble.id if "dropped" in registers else None
+        self._dropped_members = (
+            [member.name for member in self.p4info.type_info.structs["dropped_t"].members]
+            if "dropped" in registers
+            else []
         )
         self._tables = {short(table.preamble): table for table in self.p4info.tables}
         self.table_sizes = {name: table.size for name, table in self._tables.items() if name in FIELDS}
@@ -175,6 +180,12 @@ class Codec:
         arguments = raw.action.args if isinstance(raw.action, fy.P4TableAction) else {}
         params = tuple(int(arguments[name]) for name in ACTIONS[table][1])
         return Entry(table, tuple(match), params, raw.metadata)
+
+    def decode_dropped(self, entity: p4r.Entity) -> dict[str, int]:
+        """One cell of the register `dropped`, by the names of its members."""
+        members = entity.register_entry.data.struct.members
+        numbers = (int.from_bytes(member.bitstring, "big") for member in members)
+        return dict(zip(self._dropped_members, numbers, strict=True))
 
     def wildcards(self) -> list[p4r.Entity]:
         """What reads every entry and group of jobs."""

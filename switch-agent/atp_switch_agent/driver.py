@@ -501,6 +501,15 @@ class Driver:
             for entity in found
         }
 
+    async def drops(self) -> list[dict[str, int]]:
+        """Cells of the register `dropped`: ports at which something was dropped. Empty where the target has none."""
+        codec = self._pipeline()
+        if codec.dropped_register is None:
+            return []
+        cell = p4r.RegisterEntry(register_id=codec.dropped_register)
+        found = [codec.decode_dropped(entity) for entity in await self._read([p4r.Entity(register_entry=cell)])]
+        return [drops for drops in found if drops["port"]]
+
 
 def _reason(error: p4r.Error) -> str:
     """Reason of a refused update."""

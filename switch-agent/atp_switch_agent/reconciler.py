@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -472,6 +473,7 @@ class Reconciler:
         try:
             counters = await self.driver.counters((0, *jobs))
             occupied = await self.driver.occupancy((0, *jobs))
+            dropped = await self.driver.drops()
         except SwitchLost:
             return told
         for job_id, cells in counters.items():
@@ -487,6 +489,9 @@ class Reconciler:
         told.aggregators_in_use = (
             occupied.get(0, 0) if occupied is not None else sum(job.aggregators_in_use for job in told.jobs)
         )
+        for cell in sorted(dropped, key=lambda cell: cell["port"]):
+            port, address, source = (cell.pop(name) for name in ("port", "address", "last_source"))
+            told.drops.add(port=port, address=_address(address), last_source=_address(source), dropped=cell)
         self._last = told
         return told
 
@@ -524,6 +529,10 @@ def _summary(desired: api.DesiredState, outcomes: Mapping[int, _Outcome]) -> tup
     first = min(left)[1]
     others = f"; {len(left) - 1} more of {len(names)} jobs are not programmed" if len(left) > 1 else ""
     return False, outcomes[first].reason, f"{names.get(first, first)}: {outcomes[first].message}{others}"
+
+
+def _address(number: int) -> str:
+    return str(ipaddress.IPv4Address(number)) if number else ""
 
 
 def _estimate(cells: Mapping[str, int], job: api.Job | None) -> int:

@@ -523,6 +523,17 @@ def test_the_relay_program(tmp_path: Path) -> None:
                 ps.sendto(ack, relay)
                 assert first.recv(4096) == ack
                 assert second.recv(4096) == ack
+                for stranger, bit in ((udp("127.83.3.66"), 1), (first, 2), (second, 3)):
+                    raw = Header(job_id=1, sequence=9, bitmap0=bit, bitmap1=1, raw_float=1)
+                    stranger.sendto(Packet("w0", raw, (7,) * 62).payload(), relay)
+                    notice = Header(job_id=1, sequence=9, is_ack=1, raw_float=1, aggregator_index=2)
+                    stranger.sendto(Packet("w0", notice, (7,) * 62).payload(), relay)
+                own = Packet("w0", Header(job_id=1, sequence=9, bitmap0=2, bitmap1=1, raw_float=1), (7,) * 62).payload()
+                second.sendto(own, relay)
+                ps.settimeout(5)
+                while (data := ps.recv(4096)) == result.payload():
+                    pass  # repeats of the first sum
+                assert data == own, "raw packets of others, and with others' bits, are not passed on"
         finally:
             program.terminate()
             program.wait(10)

@@ -187,6 +187,27 @@ def test_a_sum_through_the_whole_path(relay: Any, agent: Any, hosts: Hosts, unti
     assert switch.stop() == 0
 
 
+def test_raw_packets_are_their_hosts_own(relay: Any, agent: Any, hosts: Hosts) -> None:
+    """Behind a relay all have the relay's address, so that the PS cannot tell: the relay must."""
+    switch = relay(RELAY)
+    stub = connect(agent(switch.started["p4runtime_port"]))
+    state = desired(job())
+    guard = state.guards.add(job_id=JOB, epoch=1, uid="uid-1", name="default/train")
+    guard.hosts.add(parameter_server=True).endpoint.address = PS
+    for bit, address in enumerate(WORKERS):
+        guard.hosts.add(bit=bit).endpoint.address = address
+    observed = stub.ApplyDesiredState(state, timeout=15)
+    assert observed.in_sync, observed
+    aggregate(hosts, 0)
+    raw = struct.pack(">4I", JOB << 24 | 9, 0b01, 1, 1 << 16) + bytes(4 * VALUES)
+    with Hosts._open("127.77.0.66") as stranger:
+        stranger.sendto(raw, (RELAY, PORT))
+    hosts.send(WORKERS[1], raw)
+    assert hosts.silent(PS)
+    hosts.send(WORKERS[0], raw)
+    assert hosts.receive(PS) == raw
+
+
 def status_of(observed: api.ObservedState, job_id: int = JOB) -> api.JobStatus:
     return next(status for status in observed.jobs if status.job_id == job_id)
 

@@ -109,8 +109,8 @@ class Node:
         done = self.run(*command, *addresses, cwd=REPOSITORY)
         return done.stdout.splitlines() or [done.stderr]
 
-    def socket(self, address: str) -> socket.socket:
-        """A UDP socket of a pod at the ATP port."""
+    def socket(self, address: str, port: int = 10800) -> socket.socket:
+        """A UDP socket of a pod, at the ATP port unless told otherwise."""
         made: list[socket.socket] = []
 
         def enter() -> None:
@@ -119,7 +119,7 @@ class Node:
             netns.setns(self.pods[address])
             opened = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             opened.setsockopt(socket.SOL_SOCKET, SO_NO_CHECK, 1)
-            opened.bind((address, 10800))
+            opened.bind((address, port))
             opened.settimeout(3)
             made.append(opened)
 
@@ -166,6 +166,8 @@ def node() -> Iterator[Node]:
         ip("-n", made.name, "route", "add", f"{ROUTED}/32", "dev", "cali9")
         ip("-n", name, "addr", "add", f"{ROUTED}/32", "dev", "eth0")
         ip("-n", name, "route", "add", "169.254.1.1", "dev", "eth0")
+        ip("-n", name, "route", "add", "default", "via", "169.254.1.1")
+        assert made.run("sysctl", "-q", "-w", "net.ipv4.ip_forward=1").returncode == 0
         yield made
 
 
@@ -247,6 +249,10 @@ class TestTc:
         job.parameter_servers.add(address=server)
         for rank, address in enumerate(workers):
             job.members.add(rank=rank, bit=rank).endpoint.address = address
+        guard = wanted.guards.add(job_id=7, epoch=1, uid="u", name="ns/j")
+        guard.hosts.add(parameter_server=True).endpoint.address = server
+        for rank, address in enumerate(workers):
+            guard.hosts.add(bit=rank).endpoint.address = address
 
         def apply() -> api.Telemetry:
             done = node.run(
@@ -274,6 +280,21 @@ class TestTc:
             sockets[server].settimeout(0.3)
             with pytest.raises(TimeoutError):
                 sockets[server].recv(4096)
+            # So is a pod of somebody else, whatever it sends; and the switch says which pod that was.
+            with node.socket(ROUTED) as stranger, node.socket(server, 9000) as other:
+                stranger.sendto(b"other traffic", (server, 9000))
+                assert other.recv(100) == b"other traffic"
+                for data in (gradient(0, 10, [100] * 62), struct.pack(">4I", 7 << 24 | 10, 1, 1, 1 << 16), b"x"):
+                    stranger.sendto(data, (server, 10800))
+                stranger.sendto(gradient(0, 0, [9] * 62, ack=True), (workers[0], 10800))
+            with pytest.raises(TimeoutError):
+                sockets[server].recv(4096)
+            (stopped, strange) = sorted(apply().drops, key=lambda drops: drops.dropped["source"])
+            assert (strange.address, strange.last_source, strange.port) == (ROUTED, ROUTED, node.ifindex("cali9"))
+            assert dict(strange.dropped) == {
+                "source": 4, "destination": 0, "malformed": 0, "forged": 0, "admission": 0
+            }  # fmt: skip
+            assert (stopped.address, stopped.dropped["admission"]) == (workers[0], 1)
         counters = {item.job_id: dict(item.counters) for item in apply().jobs}[7]
         assert (counters["aggregated"], counters["completed"], counters["acks"]) == (9, 3, 3)
         assert counters["rejected_bit"] == 1
@@ -283,6 +304,7 @@ class TestTc:
         until(lambda: any("PENDING" in str(line.get("jobs")) for line in agent.lines))
         until(lambda: any(line["message"] == "detached" for line in switch.lines))
         del job.members[2]
+        del guard.hosts[3]
         wanted.generation = 2
         assert apply().observed.in_sync
         with node.socket(workers[0]) as worker, node.socket(server) as receiver:

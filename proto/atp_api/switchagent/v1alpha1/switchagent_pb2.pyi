@@ -577,6 +577,61 @@ class JobCounters(_message.Message):
 Global___JobCounters: _TypeAlias = JobCounters  # noqa: Y015
 
 @_typing.final
+class PortDrops(_message.Message):
+    """What the guard dropped of the packets that came in at one port, since the switch started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class DroppedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PORT_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    LAST_SOURCE_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    port: _builtins.int
+    address: _builtins.str
+    """IPv4, of the pod behind the port; empty: not known, or not a pod's port"""
+    last_source: _builtins.str
+    """IPv4, what the last of these packets said"""
+    @_builtins.property
+    def dropped(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """by reason: source, destination, malformed, forged, admission"""
+
+    def __init__(
+        self,
+        *,
+        port: _builtins.int = ...,
+        address: _builtins.str = ...,
+        last_source: _builtins.str = ...,
+        dropped: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "dropped", b"dropped", "last_source", b"last_source", "port", b"port"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PortDrops: _TypeAlias = PortDrops  # noqa: Y015
+
+@_typing.final
 class Telemetry(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -585,6 +640,7 @@ class Telemetry(_message.Message):
     OBSERVED_FIELD_NUMBER: _builtins.int
     JOBS_FIELD_NUMBER: _builtins.int
     AGGREGATORS_IN_USE_FIELD_NUMBER: _builtins.int
+    DROPS_FIELD_NUMBER: _builtins.int
     switch_name: _builtins.str
     time_seconds: _builtins.float
     """Unix time"""
@@ -593,6 +649,10 @@ class Telemetry(_message.Message):
     def observed(self) -> Global___ObservedState: ...
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobCounters]: ...
+    @_builtins.property
+    def drops(self) -> _containers.RepeatedCompositeFieldContainer[Global___PortDrops]:
+        """of switches that count them"""
+
     def __init__(
         self,
         *,
@@ -601,10 +661,11 @@ class Telemetry(_message.Message):
         observed: Global___ObservedState | None = ...,
         jobs: _abc.Iterable[Global___JobCounters] | None = ...,
         aggregators_in_use: _builtins.int = ...,
+        drops: _abc.Iterable[Global___PortDrops] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["observed", b"observed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregators_in_use", b"aggregators_in_use", "jobs", b"jobs", "observed", b"observed", "switch_name", b"switch_name", "time_seconds", b"time_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregators_in_use", b"aggregators_in_use", "drops", b"drops", "jobs", b"jobs", "observed", b"observed", "switch_name", b"switch_name", "time_seconds", b"time_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
