@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +36,8 @@ BODY_SECONDS = 10.0
 """So long may a body take; an API server waits no longer for the answer."""
 TRIALS_AT_ONCE = 4
 """Dry runs at the same time, and for one namespace half as many."""
+TRIALS_WAITING = (8, 64)
+"""Dry runs that wait or run, for one namespace and for one caller; what comes beside them is answered without."""
 TRIAL_SECONDS = 4.0
 """After so long an answer goes out without what a dry run would have said."""
 
@@ -65,11 +67,13 @@ class Webhooks:
         self._settings, self._kube = settings, kube
         self._callers = Gates(CALLER_AT_ONCE)
         self._namespaces = Gates(max(1, TRIALS_AT_ONCE // 2))
+        self._waiting = Counter[tuple[str, str]]()
         self._large = asyncio.Semaphore(1)
         self._trials = asyncio.Semaphore(TRIALS_AT_ONCE)
 
     async def _answer(self, name: str, http: web.Request) -> web.Response:
-        async with self._callers.of(http.remote or ""):
+        caller = http.remote or ""
+        async with self._callers.of(caller):
             length = http.content_length
             if length is None or length > REVIEW_BYTES_MAX:
                 # What is unread would be read to its end before the next request of the connection.
@@ -77,41 +81,51 @@ class Webhooks:
                 response = web.Response(status=413, text=text)
                 response.force_close()
                 return response
-            if length < LARGE_BYTES:
-                return await self._decide(name, http)
-            async with self._large:
-                return await self._decide(name, http)
+            try:
+                if length < LARGE_BYTES:
+                    uid, namespace, answer = await self._decide(name, http)
+                else:
+                    async with self._large:
+                        uid, namespace, answer = await self._decide(name, http)
+            except (TimeoutError, ConnectionError):
+                return web.Response(status=408, text="the body did not come")
+            except BadReview as error:
+                return web.Response(status=400, text=str(error))
+        # Not in the caller's turn: an API server asks for all tenants, and one's dry runs are not to delay another.
+        if answer.trial and not answer.refused:
+            answer = replace(answer, refused=tuple(await self._try(caller, namespace, answer.trial)))
+        return web.json_response(review_answer(uid, answer))
 
-    async def _decide(self, name: str, http: web.Request) -> web.Response:
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                body = await http.read()
-        except (TimeoutError, ConnectionError):
-            return web.Response(status=408, text="the body did not come")
+    async def _decide(self, name: str, http: web.Request) -> tuple[str, str, Answer]:
+        """(UID, namespace, answer) of a review. Raises BadReview, TimeoutError."""
+        async with asyncio.timeout(BODY_SECONDS):
+            body = await http.read()
         try:
             request = await self._apart(len(body), read_review, body)
-            answer = await self._apart(len(body), CHECKS[name], request, self._settings.sidecar)
-            uid = str(request["uid"])
         except BadReview as error:
-            uid, text = uid_of(body), str(error)
+            uid = uid_of(body)
             if not uid:
-                return web.Response(status=400, text=text)
-            answer, request = Answer(refused=(f"the object cannot be read: {text}",)), {}
+                raise
+            return uid, "", Answer(refused=(f"the object cannot be read: {error}",))
+        uid, namespace = str(request["uid"]), str(request.get("namespace") or "")
+        try:
+            return uid, namespace, await self._apart(len(body), CHECKS[name], request, self._settings.sidecar)
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            answer = Answer(refused=(f"the object is not what its schema says: {error!r}"[:1024],))
-            uid = str(request["uid"])
-        if answer.trial and not answer.refused:
-            answer = replace(answer, refused=tuple(await self._try(str(request.get("namespace") or ""), answer.trial)))
-        return web.json_response(review_answer(uid, answer))
+            return uid, namespace, Answer(refused=(f"the object is not what its schema says: {error!r}"[:1024],))
 
     @staticmethod
     async def _apart(size: int, work: Callable[..., Any], *args: Any) -> Any:
         """Small work at once, large work in a thread, so that others are answered meanwhile."""
         return work(*args) if size < LARGE_BYTES // 8 else await asyncio.to_thread(work, *args)
 
-    async def _try(self, namespace: str, pods: Mapping[str, Object]) -> list[str]:
+    async def _try(self, caller: str, namespace: str, pods: Mapping[str, Object]) -> list[str]:
         """What the API server says of pods that are not made; nothing, when it does not say it soon."""
         refused: list[str] = []
+        keys = (("namespace", namespace), ("caller", caller))
+        if any(self._waiting[key] >= most for key, most in zip(keys, TRIALS_WAITING, strict=True)):
+            log.info("the dry run of a job in namespace %s was left out: too many wait", namespace)
+            return []
+        self._waiting.update(keys)
         try:
             async with asyncio.timeout(TRIAL_SECONDS), self._namespaces.of(namespace), self._trials:
                 for where, pod in pods.items():
@@ -127,6 +141,9 @@ class Webhooks:
                             refused.append(f"{where}: {error.message}")
         except (TimeoutError, OSError, TooLarge, aiohttp.ClientError) as error:
             log.info("the dry run of a job in namespace %s was left out: %s", namespace, error or "it took too long")
+        finally:
+            self._waiting.subtract(keys)
+            self._waiting += Counter()  # without those that are at 0
         return refused
 
     def _handler(self, name: str) -> Callable[[web.Request], Awaitable[web.Response]]:

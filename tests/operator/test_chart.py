@@ -84,3 +84,29 @@ def test_the_chart_grants_what_the_integration_tests_run_with(rendered: Any) -> 
     objects, _ = rendered
     assert rules(objects, "ClusterRole", "atp-operator-atp-system") == rules(tested, "ClusterRole", "atp-operator")
     assert rules(objects, "Role", "atp-operator-leader") == rules(tested, "Role", "atp-operator-lease")
+
+
+def test_kubernetes_own_roles_get_jobs_and_nothing_that_is_not_a_tenants(rendered: Any) -> None:
+    objects, _ = rendered
+    given: dict[str, list[dict[str, Any]]] = {}
+    for role in (o for o in objects if o["kind"] == "ClusterRole"):
+        for label in role["metadata"].get("labels", {}):
+            if label.startswith("rbac.authorization.k8s.io/aggregate-to-"):
+                given.setdefault(label.rpartition("-")[2], []).extend(role["rules"])
+    assert set(given) == {"view", "edit", "admin"}
+    for role, role_rules in given.items():
+        assert {(g, r) for rule in role_rules for g in rule["apiGroups"] for r in rule["resources"]} == {
+            ("atp.dev", "atpjobs")
+        }, "no status, nothing cluster-wide"
+        verbs = {verb for rule in role_rules for verb in rule["verbs"]}
+        assert "*" not in verbs and ("create" in verbs) == (role != "view")
+
+
+def test_the_operators_own_writes_do_not_depend_on_its_webhook(rendered: Any) -> None:
+    objects, _ = rendered
+    (hooks,) = [o["webhooks"] for o in objects if o["kind"] == "ValidatingWebhookConfiguration"]
+    (jobs,) = [hook for hook in hooks if hook["name"] == "validate-atpjob.atp.dev"]
+    (condition,) = jobs["matchConditions"]
+    account = next(o["metadata"]["name"] for o in objects if o["kind"] == "ServiceAccount" and "test" not in str(o))
+    assert f'"system:serviceaccount:atp-system:{account}"' in condition["expression"]
+    assert all(hook["failurePolicy"] == "Fail" for hook in hooks)

@@ -249,7 +249,7 @@ def test_forged_statuses_stop_their_own_job_alone(lab: Lab, mallory: str) -> Non
     times = {"admittedTime": "2026-01-01T00:00:00Z"}
     stolen = {key: status[key] for key in ("jobId", "switches", "regions", "placement", "epoch", "valuesPerPacket")}
     forgeries: dict[str, Object] = {
-        "unreadable": {"phase": "Running", "placement": {"workers": 7, "x": [{}]}, **times},
+        "unreadable": {"phase": "Running", "jobId": 2**30, "epoch": 2**60, **times},
         "stolen": {"phase": "Running", "mode": "Shared", **stolen, **times},
         "stolen-id": {"phase": "Admitted", "jobId": status["jobId"], "switches": ["sw-forge"], "epoch": 1, **times},
         "overflow": {"phase": "Running", "epoch": 2**63 - 1, "jobId": 2**31 - 1, "switches": ["sw-forge"], **times},
@@ -257,6 +257,10 @@ def test_forged_statuses_stop_their_own_job_alone(lab: Lab, mallory: str) -> Non
     }
     for name in forgeries:
         create(lab, mallory, name, suspend=True)
+    for unreadable in ({"workers": 7}, {"workers": [{"rank": "x"}]}, {}):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            forge(lab, mallory, "unreadable", phase="Running", placement=unreadable)
+        assert refused.value.code == 422, "the schema refuses most of what cannot be read"
     for _ in range(3):
         for name, forged in forgeries.items():
             forge(lab, mallory, name, **forged)
