@@ -15,6 +15,10 @@ from atp_api import wire
 from .model import JOB_ID_LAST, Job, Region, Switch
 
 INT32_MAX = 2**31 - 1
+RESERVE_PARTS = 4
+"""The last fourth of a switch's job IDs is for namespaces with few jobs there, so that nobody can take them all."""
+FEW_PARTS = 32
+"""Few is fewer than this part of all IDs, 7 of 254."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,11 @@ class SwitchLedger:
         capacity = self.switch.capacity
         return min(JOB_ID_LAST, capacity.job_ids, capacity.multicast_groups) if capacity else 0
 
+    @property
+    def free_ids(self) -> int:
+        """How many of them nobody holds and that do not rest."""
+        return self.id_limit - sum(job_id <= self.id_limit for job_id in self.ids.keys() | self.resting)
+
 
 class Ledger:
     """What every switch has given out; changed only by `take` and `release`.
@@ -65,8 +74,10 @@ class Ledger:
 
     def __init__(self, switches: Mapping[str, Switch], jobs: Iterable[Job], now: float) -> None:
         self.switches = {name: SwitchLedger(switch) for name, switch in switches.items()}
+        self.namespaces: dict[str, str] = {}  # by uid
         holding: set[tuple[str, int, int]] = set()  # (uid, job ID, epoch)
         for job in jobs:
+            self.namespaces[job.uid] = job.namespace
             status = job.status
             if status.holds_switches and job.deleting is None:
                 assert status.job_id is not None
@@ -126,7 +137,7 @@ class Ledger:
         profile = self._values(ledgers, values)
         if isinstance(profile, Refusal):
             return profile
-        job_id = self._job_id(ledgers)
+        job_id = self._job_id(ledgers, uid)
         if isinstance(job_id, Refusal):
             return job_id
         region = (self._reserved if mode == "Reserved" else self._shared)(ledgers, request, uid)
@@ -153,8 +164,17 @@ class Ledger:
             return Refusal("ValuesUnsupported", f"switches {names} have no packet size in common")
         return max(common)
 
-    @staticmethod
-    def _job_id(ledgers: list[SwitchLedger]) -> int | Refusal:
+    def _job_id(self, ledgers: list[SwitchLedger], uid: str) -> int | Refusal:
+        namespace = self.namespaces.get(uid, "")
+        for ledger in ledgers:
+            kept, few = ledger.id_limit // RESERVE_PARTS, max(1, ledger.id_limit // FEW_PARTS)
+            held = sum(self.namespaces.get(holder, "") == namespace for holder in ledger.ids.values() if holder != uid)
+            if 0 < ledger.free_ids <= kept and held >= few:
+                return Refusal(
+                    "JobIDsExhausted",
+                    f"needs 1 job ID (and multicast group) on switch {ledger.switch.name}: the last {kept} of "
+                    f"{ledger.id_limit} are kept for namespaces with fewer than {few} jobs there, this one has {held}",
+                )
         limit = min(ledger.id_limit for ledger in ledgers)
         taken = set[int]().union(*(ledger.ids.keys() | ledger.resting for ledger in ledgers))
         for job_id in range(1, limit + 1):

@@ -263,6 +263,23 @@ def test_namespaces_are_admitted_in_turn() -> None:
     assert all(raw["status"]["phase"] == "Running" for raw in sim.jobs.values()), "all have their turn"
 
 
+def test_nobody_can_take_the_last_job_ids() -> None:
+    sim = Simulation({"s0": 4096}, {"s0": list(NODES)}, [])
+    for i in range(260):
+        sim.jobs[f"f{i}"] = job_object(f"f{i}", sim.now, f"f{i}", namespace="team-b", workers=1)
+    for _ in range(40):
+        sim.step()
+    held = [raw for raw in sim.jobs.values() if raw["status"].get("jobId")]
+    assert len(held) == 254 - 63
+    waits = next(raw["status"] for raw in sim.jobs.values() if not raw["status"].get("jobId"))
+    assert waits["reason"] == "JobIDsExhausted" and "kept for namespaces with fewer than 7 jobs" in waits["message"]
+    for i in range(9):
+        sim.jobs[f"v{i}"] = job_object(f"v{i}", sim.now + i, f"v{i}", workers=1)
+    settle(sim)
+    got = [uid for uid in sim.jobs if uid.startswith("v") and sim.jobs[uid]["status"].get("jobId")]
+    assert got == [f"v{i}" for i in range(7)]
+
+
 def test_a_pod_on_its_nodes_network_has_no_address() -> None:
     raw = {
         "metadata": {"name": "j-worker-0", "labels": {"atp.dev/role": "worker", "atp.dev/rank": "0"}},

@@ -445,6 +445,7 @@ def test_many_jobs_of_one_tenant_delay_nobody(lab: Lab, mallory: str) -> None:
                 assert healthy.status == 200
             slowest = max(slowest, time.monotonic() - begin)
             starts.append(victim_starts(lab, f"victim-{len(starts)}"))
+            lab.delete_job(f"victim-{len(starts) - 1}")
         for f in flood:
             f.result()
     print(f"alone {alone:.1f} s, in the flood {[f'{s:.1f}' for s in starts]}, slowest probe {slowest:.2f} s")
