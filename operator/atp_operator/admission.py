@@ -120,8 +120,13 @@ def _warnings(job: Mapping[str, Any]) -> list[str]:
 
 # --- pods that are tried ---------------------------------------------------------------------------------------------
 
-NAMED_ELSEWHERE = (*NAMES_OF_OTHERS, "serviceAccount", "priority", "overhead")
-"""Fields of a pod that name other objects: whether those exist is no answer's business."""
+NAMED_ELSEWHERE: Mapping[str, type] = {
+    **dict.fromkeys(NAMES_OF_OTHERS, str),
+    "serviceAccount": str,
+    "priority": int,
+    "overhead": dict,
+}
+"""Fields of a pod that name other objects, or follow from them, with their type: no answer says whether those exist."""
 
 
 def trial_pods(job: Mapping[str, Any], sidecar: SidecarConfig) -> dict[str, Object]:
@@ -136,8 +141,9 @@ def trial_pods(job: Mapping[str, Any], sidecar: SidecarConfig) -> dict[str, Obje
         meta, spec = pod["metadata"], copy.deepcopy(pod["spec"])
         # Without our labels no webhook of ours is asked again.
         labels = {k: v for k, v in meta["labels"].items() if not k.startswith(f"{GROUP}/")}
-        for name in NAMED_ELSEWHERE:
-            spec.pop(name, None)
+        for name, kind in NAMED_ELSEWHERE.items():
+            if isinstance(spec.get(name), kind):  # of another type it is a mistake, and told
+                del spec[name]
         spec["automountServiceAccountToken"] = False
         role = meta["labels"][LABEL_ROLE]
         result[fields[role]] = {

@@ -7,6 +7,7 @@ import copy
 import json
 import random
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -264,20 +265,24 @@ def test_namespaces_are_admitted_in_turn() -> None:
 
 
 def test_nobody_can_take_the_last_job_ids() -> None:
+    """Of 96 job IDs 24 are kept for namespaces with fewer than 3 jobs."""
     sim = Simulation({"s0": 4096}, {"s0": list(NODES)}, [])
-    for i in range(260):
+    capacity = sim.views["s0"].capacity
+    assert capacity is not None
+    sim.views["s0"] = replace(sim.views["s0"], capacity=replace(capacity, job_ids=96))
+    for i in range(100):
         sim.jobs[f"f{i}"] = job_object(f"f{i}", sim.now, f"f{i}", namespace="team-b", workers=1)
-    for _ in range(40):
+    for _ in range(15):
         sim.step()
     held = [raw for raw in sim.jobs.values() if raw["status"].get("jobId")]
-    assert len(held) == 254 - 63
+    assert len(held) == 96 - 24
     waits = next(raw["status"] for raw in sim.jobs.values() if not raw["status"].get("jobId"))
-    assert waits["reason"] == "JobIDsExhausted" and "kept for namespaces with fewer than 7 jobs" in waits["message"]
-    for i in range(9):
+    assert waits["reason"] == "JobIDsExhausted" and "kept for namespaces with fewer than 3 jobs" in waits["message"]
+    for i in range(5):
         sim.jobs[f"v{i}"] = job_object(f"v{i}", sim.now + i, f"v{i}", workers=1)
     settle(sim)
     got = [uid for uid in sim.jobs if uid.startswith("v") and sim.jobs[uid]["status"].get("jobId")]
-    assert got == [f"v{i}" for i in range(7)]
+    assert got == ["v0", "v1", "v2"]
 
 
 def test_a_pod_on_its_nodes_network_has_no_address() -> None:
