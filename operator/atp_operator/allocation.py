@@ -173,7 +173,7 @@ class Ledger:
                 return Refusal(
                     "JobIDsExhausted",
                     f"needs 1 job ID (and multicast group) on switch {ledger.switch.name}: the last {kept} of "
-                    f"{ledger.id_limit} are kept for namespaces with fewer than {few} jobs there, this one has {held}",
+                    f"{ledger.id_limit} are kept for namespaces with fewer than {few} jobs there",
                 )
         limit = min(ledger.id_limit for ledger in ledgers)
         taken = set[int]().union(*(ledger.ids.keys() | ledger.resting for ledger in ledgers))

@@ -25,7 +25,7 @@ from .claims import doubt, vouched
 from .desired import desired_guards, desired_jobs
 from .fair import Backoff, interleave
 from .injection import InjectionError
-from .intake import keep_job, keep_labels, keep_pod, keep_whole
+from .intake import JobKeeper, keep_labels, keep_pod, keep_whole
 from .kube import ATP, ApiError, Kube, TooLarge, path
 from .leader import LeaderElection
 from .lifecycle import JobPlan
@@ -39,7 +39,9 @@ from .watching import Source, Watcher
 log = logging.getLogger(__name__)
 
 SOFTSWITCH_LABEL = ("app.kubernetes.io/component", "softswitch")
-DEBOUNCE_SECONDS = 0.1
+DEBOUNCE_SECONDS = (0.1, 0.5)
+"""Between news and the pass: at least, and at most as long as the pass before took. So a flood of news does not take
+more than half of the time."""
 RELIST_SECONDS = 300.0
 AT_ONCE = 16
 """Jobs that are written or carried out at the same time."""
@@ -47,7 +49,7 @@ CALLS_AT_ONCE = 8
 """Objects of one job that are made or deleted at the same time."""
 OBJECTS_A_PASS = 64
 """Objects of one job that one pass makes or deletes at most."""
-PASS_SECONDS = 2.0
+PASS_SECONDS = 1.0
 """After so long a pass begins with no further job, except with those whose holdings change."""
 FAILED_SECONDS = (1.0, 300.0)
 """Pause after a job's object failed: the first, and the longest."""
@@ -56,13 +58,28 @@ BUSY_SECONDS = 15.0
 CREATE_SECONDS = (2.0, 60.0)
 """Pause after a job's pods could not be made: the first, and the longest."""
 
+
+class LeadershipLost(Exception):
+    """Another replica acts from now on."""
+
+
 FAILURES = (ApiError, TooLarge, OSError, TimeoutError, aiohttp.ClientError, ValueError, KeyError, TypeError)
 """What can go wrong with one object."""
 
 
+TESTED = ("phase", "epoch", "jobId", "revision")
+"""Of a status: what must be as it was planned from when the next one is written."""
+
+
+def _tested(raw: Object) -> tuple[object, ...]:
+    """What the write of a status rests on."""
+    meta, status = raw["metadata"], raw.get("status") or {}
+    return (meta.get("uid"), meta.get("generation"), *(status.get(key) for key in TESTED))
+
+
 def _sources(settings: Settings) -> Mapping[str, Source]:
     return {
-        "jobs": Source(ATP, "atpjobs", partial(keep_job, sidecar=settings.sidecar)),
+        "jobs": Source(ATP, "atpjobs", JobKeeper(settings.sidecar)),
         "switches": Source(ATP, "atpswitches", keep_whole),
         "quotas": Source(ATP, "atptenantquotas", keep_whole),
         "namespaces": Source("api/v1", "namespaces", keep_labels, metadata_only=True),
@@ -136,11 +153,11 @@ class Controller:
         election = asyncio.create_task(self.election.run())
         watches = [asyncio.create_task(watcher.run()) for watcher in self._watchers]
         try:
-            wait = 0.0
+            wait = took = 0.0
             while True:
                 try:
                     await asyncio.wait_for(self._wake.wait(), wait)
-                    await asyncio.sleep(DEBOUNCE_SECONDS)
+                    await asyncio.sleep(min(DEBOUNCE_SECONDS[1], max(DEBOUNCE_SECONDS[0], took)))
                 except TimeoutError:
                     pass
                 self._wake.clear()
@@ -169,6 +186,7 @@ class Controller:
                         log.exception("pass failed")
                     self._listed_at = -RELIST_SECONDS
                     wait = 0.2 if conflict else 2.0
+                took = time.monotonic() - self._passed_at
         finally:
             self._stop_sessions()
             for task in (election, *watches):
@@ -272,7 +290,7 @@ class Controller:
 
     def _check_leading(self) -> None:
         if not self.election.leading:
-            raise RuntimeError("leadership was lost during the pass")
+            raise LeadershipLost("leadership was lost during the pass")
 
     async def _in_turn(self, plans: Sequence[JobPlan], act: Callable[[JobPlan], Awaitable[None]], end: float) -> bool:
         """Act for the jobs, namespaces in turn, some at once; none is begun after `end` (monotonic seconds).
@@ -289,23 +307,43 @@ class Controller:
                 plan = queue.pop()
                 try:
                     await act(plan)
-                except FAILURES as error:
+                except LeadershipLost:
+                    raise
+                except Exception as error:
+                    if not isinstance(error, FAILURES):
+                        log.exception("ATPJob %s", plan.job.key)
                     await self._failed(plan, error)
 
-        await asyncio.gather(*(work() for _ in range(min(AT_ONCE, len(queue)))))
+        results = await asyncio.gather(*(work() for _ in range(min(AT_ONCE, len(queue)))), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
         return not queue
 
     async def _failed(self, plan: JobPlan, error: BaseException) -> None:
-        """Leave the job alone for a while; its object says so, if it can be written at all."""
+        """Leave the job alone for a while; its object says so, if it can be written at all.
+
+        Unless it changed since it was planned: then what is known of it is renewed, and the next pass looks again.
+        """
         job = plan.job
+        raw: Object = {}
+        try:
+            raw = await self.kube.get(path(ATP, "atpjobs", job.namespace, job.name))
+            self._put("jobs", raw)
+        except ApiError as gone:
+            if gone.code == 404:
+                self.stores["jobs"].drop(job.raw)
+                return
+        except FAILURES as also:
+            log.debug("ATPJob %s: %s", job.key, also)
+        if isinstance(error, ApiError) and error.code in (409, 422) and raw and _tested(raw) != _tested(job.raw):
+            self.wake()
+            return
         blame = isinstance(error, ApiError) and 400 <= error.code < 500 and error.code not in (401, 403, 408, 409, 429)
         why = f"the API server does not take what the operator writes: {error}"[:1024]
         failure = self._failures.fail(job.uid, why, time.time(), None if blame else BUSY_SECONDS)
         log.warning("ATPJob %s: %s; tried again in %.0f s", job.key, error or repr(error), failure.until - time.time())
         self.metrics.job_errors.inc()
-        with contextlib.suppress(*FAILURES):
-            # What was known of it may be the reason.
-            self._put("jobs", await self.kube.get(path(ATP, "atpjobs", job.namespace, job.name)))
 
     # --- switches and their agents -----------------------------------------------------------------------------------
 
@@ -451,8 +489,7 @@ class Controller:
             return
         operations: list[Object] = [{"op": "test", "path": "/metadata/uid", "value": job.uid}]
         if not job.distrust:
-            known = [key for key in ("phase", "epoch", "jobId", "revision") if key in old]
-            operations += [{"op": "test", "path": f"/status/{key}", "value": old[key]} for key in known]
+            operations += [{"op": "test", "path": f"/status/{key}", "value": old[key]} for key in TESTED if key in old]
         if plan.moves:
             # What it gets was weighed by what it asked for.
             operations.append({"op": "test", "path": "/metadata/generation", "value": job.generation})
@@ -551,6 +588,7 @@ class Controller:
             return
         whole = await self.kube.get(path(ATP, "atpjobs", job.namespace, job.name))
         if whole["metadata"].get("uid") != job.uid or whole["metadata"].get("generation") != job.generation:
+            self._put("jobs", whole)
             self.wake()
             return
         gate = asyncio.Semaphore(CALLS_AT_ONCE)

@@ -7,6 +7,7 @@ read again, one job at a time, when pods are made); of a pod, all but its place,
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -36,11 +37,37 @@ def _labels(meta: Mapping[str, Any]) -> Object:
     return dict(list((meta.get("labels") or {}).items())[:_LABELS_MAX])
 
 
+class JobKeeper:
+    """`keep_job`, which looks at the templates of each version of a spec once: most events change something else."""
+
+    def __init__(self, sidecar: SidecarConfig, most: int = 8192) -> None:
+        self._sidecar, self._most = sidecar, most
+        self._seen: OrderedDict[str, tuple[int, list[str]]] = OrderedDict()  # by UID: generation, problems
+
+    def __call__(self, raw: Object) -> Object:
+        """What is kept of the job."""
+        uid, generation = raw["metadata"].get("uid", ""), raw["metadata"].get("generation", 0)
+        before = self._seen.get(uid)
+        known = before[1] if before is not None and before[0] == generation else None
+        kept, found = _keep_job(raw, self._sidecar, known)
+        if found is not None:
+            self._seen[uid] = (generation, found)
+            self._seen.move_to_end(uid)
+            if len(self._seen) > self._most:
+                self._seen.popitem(last=False)
+        return kept
+
+
 def keep_job(raw: Object, sidecar: SidecarConfig) -> Object:
     """An ATPJob without its templates, with `problems`: what keeps it from ever running.
 
     A status that is larger than the operator ever writes is not kept: `unreadable` says so.
     """
+    return _keep_job(raw, sidecar, None)[0]
+
+
+def _keep_job(raw: Object, sidecar: SidecarConfig, known: list[str] | None) -> tuple[Object, list[str] | None]:
+    """(what is kept, problems of its templates or None if they were not looked at); `known`: problems found before."""
     meta, spec = raw["metadata"], raw.get("spec") or {}
     kept: Object = {"metadata": _pick(meta, _META), "spec": {}, "status": raw.get("status") or {}}
     if meta.get("finalizers"):
@@ -51,14 +78,15 @@ def keep_job(raw: Object, sidecar: SidecarConfig) -> Object:
         else:
             kept["spec"][key] = value
     large = too_large(raw)
-    problems = large or job_problems(raw, sidecar)
+    found = None if large else known if known is not None else job_problems(raw, sidecar)
+    problems = large or found
     if large:
         kept["spec"] = _pick(kept["spec"], ("workers", "parameterServers", "suspend", "mode", "aggregators", "scale"))
     if problems:
         kept["problems"] = [str(_short(problem)) for problem in problems[:_PROBLEMS_MAX]]
     if json_bytes(kept["status"]) > STATUS_BYTES_MAX:
         kept["status"], kept["unreadable"] = {}, f"the status has more than {STATUS_BYTES_MAX} bytes"
-    return kept
+    return kept, found
 
 
 def job_problems(raw: Mapping[str, Any], sidecar: SidecarConfig) -> list[str]:

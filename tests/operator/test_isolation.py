@@ -350,6 +350,27 @@ def test_what_is_kept_of_a_job_does_not_grow_with_its_templates() -> None:
     assert "problems" not in intake.keep_job(big, SIDECAR)
 
 
+def test_templates_are_looked_at_once_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    real = intake.job_problems
+    monkeypatch.setattr(intake, "job_problems", lambda raw, sidecar: looked.append(1) or real(raw, sidecar))
+    keep = intake.JobKeeper(SIDECAR, most=2)
+    raw = large(spec={"containers": []})
+    kept = keep(copy.deepcopy(raw))
+    assert "containers is empty" in kept["problems"][0]
+    raw["metadata"]["annotations"] = {"a": "b"}
+    assert keep(copy.deepcopy(raw)) == kept and len(looked) == 1
+    raw["metadata"]["generation"] = 2
+    raw["spec"]["workers"]["template"]["spec"] = {"containers": [{"name": "t", "image": "i"}]}
+    assert "problems" not in keep(copy.deepcopy(raw)) and len(looked) == 2
+    raw["metadata"]["annotations"] = {"a": "b" * 40_000}
+    assert "metadata has" in keep(copy.deepcopy(raw))["problems"][0] and len(looked) == 2
+    for uid in ("x", "y", "u"):
+        raw["metadata"].update(uid=uid, annotations={})
+        keep(copy.deepcopy(raw))
+    assert len(looked) == 5, "only the last ones are remembered"
+
+
 def test_what_is_kept_of_a_pod_does_not_grow_with_it() -> None:
     raw = {
         "metadata": {
