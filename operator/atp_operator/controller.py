@@ -40,8 +40,9 @@ log = logging.getLogger(__name__)
 
 SOFTSWITCH_LABEL = ("app.kubernetes.io/component", "softswitch")
 DEBOUNCE_SECONDS = (0.1, 0.5)
-"""Between news and the pass: at least, and at most as long as the pass before took. So a flood of news does not take
-more than half of the time."""
+"""Between news and the pass: at least, and as long as the pass before took, up to the second. A flood of news is then
+looked at together.
+"""
 RELIST_SECONDS = 300.0
 AT_ONCE = 16
 """Jobs that are written or carried out at the same time."""
