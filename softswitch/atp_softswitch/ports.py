@@ -31,7 +31,8 @@ log = logging.getLogger("atp_softswitch.ports")
 class Link:
     """One interface. `foreign_peer`: the other end of this link is in another network namespace.
 
-    `addresses`: the IPv4 addresses there, host order; None: not a pod's, or the kernel does not say.
+    `addresses`: the IPv4 addresses there, host order; None: not a pod's, or the kernel does not say. `uplink`: it leads
+    to a router.
     """
 
     ifindex: int
@@ -39,6 +40,7 @@ class Link:
     kind: str
     foreign_peer: bool
     addresses: tuple[int, ...] | None = None
+    uplink: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,21 +82,32 @@ class Selection:
 def list_links() -> list[Link]:
     """Interfaces of this network namespace. Blocks for netlink dumps."""
     with IPRoute() as netlink:
-        return [_link(message) for message in netlink.link("dump")]
+        uplinks = _uplinks(netlink.route("dump", family=socket.AF_INET))
+        return [_link(message, uplinks) for message in netlink.link("dump")]
 
 
-def _link(message: Any) -> Link:
+def _uplinks(routes: Iterable[Any]) -> set[int]:
+    """Interfaces that lead to a router. A pod is no router; a veth may be an uplink where the node is a container."""
+    found: set[int] = set()
+    for route in routes:
+        hops = [route, *(route.get("multipath") or ())]
+        found |= {int(hop.get("oif") or 0) for hop in hops if hop.get("gateway") or hop.get("via")}
+    return found
+
+
+def _link(message: Any, uplinks: Container[int]) -> Link:
+    ifindex = int(message["index"])
     kind = str((message.get("linkinfo") or {}).get("kind") or "")
     netnsid = message.get("link_netnsid")
     addresses = None
-    if kind == "veth" and netnsid is not None:
+    if kind == "veth" and netnsid is not None and ifindex not in uplinks:
         try:
             addresses = pod_addresses(int(netnsid))
         except OSError as error:
             log.warning(
                 "addresses of a pod unknown", extra={"interface": message.get("ifname"), "reason": error.strerror}
             )
-    return Link(int(message["index"]), str(message.get("ifname")), kind, netnsid is not None, addresses)
+    return Link(ifindex, str(message.get("ifname")), kind, netnsid is not None, addresses, ifindex in uplinks)
 
 
 def no_interface(port: int) -> str | None:
@@ -168,10 +181,10 @@ class PortKeeper:
             self._detach(ifindex, name)
         for ifindex in sorted(set(self._refused) - set(wanted)):
             del self._refused[ifindex]
-        known = {link.ifindex: link.addresses for link in links}
+        known = {link.ifindex: link for link in links}
         for ifindex, name in sorted(wanted.items()):
             try:
-                self._tell_sources(ifindex, known.get(ifindex))
+                self._tell_sources(known[ifindex])
                 if ifindex in self._attached:
                     continue
                 self._hook.attach(ifindex)
@@ -190,13 +203,16 @@ class PortKeeper:
         """Whether a pod has no address yet."""
         return any(not addresses for addresses in self._sources.values())
 
-    def _tell_sources(self, ifindex: int, addresses: tuple[int, ...] | None) -> None:
-        if addresses is None or self._sources.get(ifindex) == addresses:
+    def _tell_sources(self, link: Link) -> None:
+        addresses = link.addresses
+        if link.uplink and self._sources.pop(link.ifindex, None) is not None:
+            self._hook.delete_sources(link.ifindex)
+        if addresses is None or self._sources.get(link.ifindex) == addresses:
             return  # what was known last holds while the kernel does not say
         if len(addresses) > SOURCES_MAX:
-            log.warning("a pod has too many addresses", extra={"ifindex": ifindex, "used": SOURCES_MAX})
-        self._hook.set_sources(ifindex, addresses[:SOURCES_MAX])
-        self._sources[ifindex] = addresses
+            log.warning("a pod has too many addresses", extra={"interface": link.name, "used": SOURCES_MAX})
+        self._hook.set_sources(link.ifindex, addresses[:SOURCES_MAX])
+        self._sources[link.ifindex] = addresses
 
     def _detach(self, ifindex: int, name: str) -> None:
         known = self._sources.pop(ifindex, None) is not None

@@ -674,10 +674,12 @@ int atp_tc_ack(struct __sk_buff *skb) {
 
 /*
  * At the egress of a port: what is about to reach a host of a job behind it, by whatever way it came. Programs at the
- * ports where it came in have seen most of it; this sees what came in elsewhere, from this machine itself too.
+ * ports where it came in have seen most of it; this sees what came in elsewhere, from this machine itself too. The port
+ * where it came in is not always told: a bridge that routes puts itself there. What is told of a pod's port holds.
  */
 SEC("tc")
 int atp_tc_guard(struct __sk_buff *skb) {
+    uint32_t port = skb->ingress_ifindex;
     enum atp_guard_verdict verdict;
     const struct atp_host *to;
     enum atp_shape shape = atp_tc_shape(skb);
@@ -692,11 +694,10 @@ int atp_tc_guard(struct __sk_buff *skb) {
     if (!to || to->port != skb->ifindex)
         return TC_ACT_UNSPEC;
     from = atp_find_host(bpf_ntohl(ip->saddr));
-    verdict = atp_guard(from, to, skb->ingress_ifindex);
+    verdict = atp_guard(from, to, from && !bpf_map_lookup_elem(&atp_sources, &port) ? from->port : port);
     if (verdict == ATP_GUARD_JOB && shape == ATP_SHAPE_PLAIN)
         return TC_ACT_UNSPEC;
-    atp_count_drop(skb->ingress_ifindex, bpf_ntohl(ip->saddr),
-                   verdict == ATP_GUARD_JOB ? ATP_D_MALFORMED : atp_drop_of(verdict));
+    atp_count_drop(port, bpf_ntohl(ip->saddr), verdict == ATP_GUARD_JOB ? ATP_D_MALFORMED : atp_drop_of(verdict));
     return TC_ACT_SHOT;
 }
 

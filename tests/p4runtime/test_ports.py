@@ -100,6 +100,9 @@ def test_what_pods_have_as_addresses_is_told_before_they_are_attached() -> None:
     assert hook.sources == {13: (7, 8)}, "what was known holds while the kernel does not say"
     keeper.reconcile([POD, Link(13, "veth3", "veth", True, tuple(range(1, 11))), NIC])
     assert hook.sources == {13: tuple(range(1, 9))}
+    keeper.reconcile([POD, Link(13, "veth3", "veth", True, None, uplink=True), NIC])
+    assert hook.sources == {} and hook.attached == {11, 13}, "the node is a container, and that its way out"
+    keeper.reconcile([POD, Link(13, "veth3", "veth", True, (7,)), NIC])
     hook.errors[13] = errno.ENODEV
     keeper.reconcile([NIC])
     assert hook.sources == {}

@@ -28,6 +28,7 @@ from conformance.switches import (
     XdpSwitch,
     address_of,
     frame_of,
+    ip_number,
     mac_of,
     payload_of,
     run,
@@ -254,6 +255,8 @@ def test_what_comes_by_another_way_is_guarded_at_the_pod(tc: TcSwitch) -> None:
     """From this machine itself, and from a port where nothing is attached."""
     guard(tc)
     tc.check(tc.library.atp_switch_detach_tc(tc.handle, tc.port_number("w2")), "detach")
+    own = (ctypes.c_uint32 * 1)(ip_number(address_of("w2")))
+    tc.check(tc.library.atp_switch_set_sources(tc.handle, ctypes.c_uint32(tc.port_number("w2")), own, 1), "sources")
     frame = frame_of(gradient("w0", 1).payload(), "w0", "ps")
     assert tc.exchange("w2", frame, 0) == []
     assert tc.drops() == {"w2": {"source": 1}}

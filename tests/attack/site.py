@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes with pods, real switches and a real training job, for attackers to try.
+
+Each node is a network namespace with a bridge, the software switch in tc mode and its agent as processes; each pod is a
+namespace behind a veth. The operator's own code places the job and says what every switch must hold; the transport that
+ships runs in the pods. Only the operator's process and Kubernetes are missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from google.protobuf import text_format
+
+from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api
+from atp_operator.allocation import Refusal
+from atp_operator.desired import assignments, desired_guards, desired_jobs
+from atp_operator.model import HOST_ONLY_JOB_ID, AgentView, Capacity, Job, JobStatus, Region, Switch
+from atp_operator.topology import Located, host_only, place
+from atp_transport import ParameterServer, Worker
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = ROOT / "softswitch" / "build" / "libatp_switch.so"
+CLONE_NEWNET = 0x40000000
+AGGREGATORS = 1024
+_T = TypeVar("_T")
+
+APPLY = """
+import sys, time
+import grpc
+from google.protobuf import text_format
+from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api, switchagent_pb2_grpc as api_grpc
+stub = api_grpc.SwitchAgentStub(grpc.insecure_channel(sys.argv[1]))
+text = sys.stdin.read()
+if text:
+    stub.ApplyDesiredState(text_format.Parse(text, api.DesiredState()), timeout=20, wait_for_ready=True)
+    deadline = time.monotonic() + 20
+    while not stub.GetObservedState(api.GetObservedStateRequest()).in_sync and time.monotonic() < deadline:
+        time.sleep(0.05)
+told = next(iter(stub.StreamTelemetry(api.TelemetryRequest(), timeout=10)))
+print(text_format.MessageToString(told))
+"""
+
+
+def ip(*words: str) -> str:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def inside(namespace: str, work: Callable[[], _T]) -> _T:
+    """Run something in a thread of a network namespace; sockets and threads that it makes stay there."""
+    result: list[_T] = []
+    failure: list[BaseException] = []
+
+    def enter() -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        try:
+            handle = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
+            if libc.setns(handle, CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), f"setns {namespace}")
+            os.close(handle)
+            result.append(work())
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return result[0]
+
+
+@dataclass
+class Pod:
+    name: str
+    node: str
+    address: str
+    namespace: str
+    device: str
+    """The node's end of its veth."""
+
+
+class Program:
+    """A program of the product that logs JSON lines, the first interesting one with the message `serving`."""
+
+    def __init__(self, namespace: str, module: str, *arguments: str) -> None:
+        command = ["ip", "netns", "exec", namespace, sys.executable, "-m", module, *arguments]
+        self.child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        self.lines: list[str] = []
+        self.started: dict[str, Any] = {}
+        self._serving = threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
+        if not self._serving.wait(30) or not self.started:
+            self.stop()
+            raise RuntimeError(f"{module} did not start: {self.lines[-3:]}")
+
+    def _read(self) -> None:
+        assert self.child.stderr is not None
+        for text in self.child.stderr:
+            self.lines.append(text)
+            with contextlib.suppress(ValueError):
+                line = json.loads(text)
+                if line["message"] == "serving":
+                    self.started = line
+                    self._serving.set()
+        self._serving.set()
+
+    def stop(self) -> None:
+        self.child.terminate()
+        try:
+            self.child.wait(10)
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+
+
+@dataclass
+class Training:
+    """What a job's workers found: rounds that ended, elements that were wrong, errors."""
+
+    rounds: int = 0
+    wrong: int = 0
+    errors: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Running:
+    """A job's endpoints in their pods."""
+
+    job: Job
+    workers: list[Worker]
+    servers: list[ParameterServer]
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return [endpoint.metrics() for endpoint in (*self.workers, *self.servers)]
+
+    def close(self) -> None:
+        for endpoint in (*self.workers, *self.servers):
+            endpoint.close()
+
+
+class Site:
+    """Nodes `n0`, `n1`... with named pods; a context manager."""
+
+    def __init__(self, *nodes: Sequence[str], values: int = 62, switch_options: Sequence[str] = ()) -> None:
+        self.prefix = f"atk{os.getpid() % 100000}"
+        self.values = values
+        self.pods: dict[str, Pod] = {}
+        self._nodes = list(nodes)
+        self._options = tuple(switch_options)
+        self._stack = contextlib.ExitStack()
+        self._agents: list[Program] = []
+        self._generation = 0
+        self.running: dict[str, Running] = {}
+
+    def __enter__(self) -> Site:
+        try:
+            for number, names in enumerate(self._nodes):
+                self._node(number, names)
+            self._join()
+            for number in range(len(self._nodes)):
+                self._switch(number)
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for running in self.running.values():
+            running.close()
+        self._stack.close()
+
+    # -- network -----------------------------------------------------------------------------------
+
+    def namespace(self, number: int) -> str:
+        return f"{self.prefix}n{number}"
+
+    def _namespace(self, name: str) -> None:
+        ip("netns", "add", name)
+        self._stack.callback(ip, "netns", "delete", name)
+        ip("-n", name, "link", "set", "lo", "up")
+        # The kernel's own check of sources would hide that the product has none.
+        settings = ["net.ipv4.ip_forward=1", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.default.rp_filter=0"]
+        settings += ["net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1"]
+        for setting in settings:
+            subprocess.run(["ip", "netns", "exec", name, "sysctl", "-q", "-w", setting], check=False)
+
+    def _node(self, number: int, names: Sequence[str]) -> None:
+        node = self.namespace(number)
+        self._namespace(node)
+        ip("-n", node, "link", "add", "cni0", "type", "bridge")
+        ip("-n", node, "address", "add", f"10.86.{number}.1/24", "dev", "cni0")
+        ip("-n", node, "link", "set", "cni0", "up")
+        for offset, name in enumerate(names):
+            pod = Pod(name, f"n{number}", f"10.86.{number}.{10 + offset}", f"{node}-{name}", f"h{offset}")
+            self._namespace(pod.namespace)
+            ip("-n", node, "link", "add", pod.device, "type", "veth", "peer", "name", "eth0", "netns", pod.namespace)
+            ip("-n", node, "link", "set", pod.device, "master", "cni0", "up")
+            ip("-n", pod.namespace, "address", "add", f"{pod.address}/24", "dev", "eth0")
+            ip("-n", pod.namespace, "link", "set", "eth0", "up")
+            ip("-n", pod.namespace, "route", "add", "default", "via", f"10.86.{number}.1")
+            self.pods[name] = pod
+
+    def _join(self) -> None:
+        """Nodes have one uplink each, to one network that passes whatever comes."""
+        if len(self._nodes) < 2:
+            return
+        fabric = f"{self.prefix}fabric"
+        self._namespace(fabric)
+        ip("-n", fabric, "link", "add", "br0", "type", "bridge")
+        ip("-n", fabric, "link", "set", "br0", "up")
+        for number in range(len(self._nodes)):
+            node, port = self.namespace(number), f"p{number}"
+            ip("-n", node, "link", "add", "up0", "type", "veth", "peer", "name", port, "netns", fabric)
+            ip("-n", fabric, "link", "set", port, "master", "br0", "up")
+            ip("-n", node, "address", "add", f"10.87.0.{number + 1}/24", "dev", "up0")
+            ip("-n", node, "link", "set", "up0", "up")
+            for other in set(range(len(self._nodes))) - {number}:
+                ip("-n", node, "route", "add", f"10.86.{other}.0/24", "via", f"10.87.0.{other + 1}")
+
+    def _switch(self, number: int) -> None:
+        node = self.namespace(number)
+        switch = Program(
+            node,
+            "atp_softswitch",
+            *("serve", "--listen", "127.0.0.1:0", "--health-listen", "127.0.0.1:0", "--library", str(LIBRARY)),
+            *("--mode", "tc", "--attach", "veth", "--aggregators", str(AGGREGATORS), "--values", str(self.values)),
+            *self._options,
+        )
+        self._stack.callback(switch.stop)
+        agent = Program(
+            node,
+            "atp_switch_agent",
+            *("serve", "--switch-name", f"s{number}", "--listen", "127.0.0.1:0", "--health-listen", "127.0.0.1:0"),
+            *("--insecure-loopback", "--p4runtime", f"127.0.0.1:{switch.started['p4runtime_port']}"),
+            *("--ports", "host-veth"),
+        )
+        self._stack.callback(agent.stop)
+        self._agents.append(agent)
+
+    # -- control -----------------------------------------------------------------------------------
+
+    def switches(self) -> dict[str, Switch]:
+        capacity = Capacity(aggregators=AGGREGATORS, values=(self.values,), sticky_saturation=True)
+        view = AgentView(known=True, reachable=True, connected=True, capacity=capacity)
+        return {
+            f"s{n}": Switch.from_object(
+                {
+                    "metadata": {"name": f"s{n}"},
+                    "spec": {"type": "Software", "nodes": [f"n{n}"], "agent": {"address": "h:1"}},
+                },
+                {},
+                view,
+            )
+            for n in range(len(self._nodes))
+        }
+
+    def plan(self, name: str, workers: Sequence[str], server: str, job_id: int = 1, aggregate: bool = True) -> Job:
+        """A running job on these pods."""
+
+        def located(names: Iterable[str]) -> list[Located]:
+            pods = [self.pods[pod] for pod in names]
+            return [Located(index, pod.node, pod.address, pod.name) for index, pod in enumerate(pods)]
+
+        ends = located(workers), located([server])
+        placed = place(*ends, self.switches()) if aggregate else host_only(*ends)
+        assert not isinstance(placed, Refusal), placed
+        raw = {
+            "metadata": {"name": name, "namespace": "victims", "uid": name, "generation": 1},
+            "spec": {"workers": {"replicas": len(workers)}, "scale": "1e5", "stallTimeoutSeconds": 20},
+        }
+        status = JobStatus(
+            phase="Running",
+            mode="Shared" if aggregate else "HostOnly",
+            job_id=job_id if aggregate else HOST_ONLY_JOB_ID,
+            epoch=1,
+            revision=1,
+            switches=placed.switches,
+            values=self.values,
+            regions=(Region(0, AGGREGATORS // 2),) if aggregate else (),
+            placement=placed,
+        )
+        return Job(**{**Job.from_object(raw).__dict__, "status": status})
+
+    def apply(self, jobs: Sequence[Job], guarded: bool = True) -> None:
+        """What the operator tells the agents. `guarded` False: as if there were no guard, to show that attacks work."""
+        self._generation += 1
+        if not guarded:
+            self._forget_addresses()
+        for number, switch in enumerate(self.switches().values()):
+            state = api.DesiredState(
+                switch_name=switch.name,
+                generation=self._generation,
+                writer="test",
+                jobs=desired_jobs(switch, jobs),
+                guards=desired_guards(switch, jobs) if guarded else (),
+            )
+            told = self._ask(number, text_format.MessageToString(state))
+            assert told.observed.in_sync, told.observed
+
+    def _forget_addresses(self) -> None:
+        """Each pod looks like a router to the switch, whose ports are not checked for their sources."""
+        for index, pod in enumerate(self.pods.values()):
+            node = self.namespace(int(pod.node[1:]))
+            target = f"192.0.2.{index + 1}/32"
+            ip("-n", node, "route", "add", target, "via", pod.address, "dev", pod.device, "onlink")
+            ip("-n", node, "link", "set", pod.device, "alias", "router")  # an event: the switch looks again
+        time.sleep(1.0)
+
+    def _ask(self, number: int, text: str = "") -> api.Telemetry:
+        target = f"127.0.0.1:{self._agents[number].started['grpc_port']}"
+        command = ["ip", "netns", "exec", self.namespace(number), sys.executable, "-c", APPLY, target]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(done.stderr)
+        return text_format.Parse(done.stdout, api.Telemetry())
+
+    def culprits(self) -> dict[str, int]:
+        """Packets that were dropped, by the pod that sent them as the switches name it; '?': nobody knows.
+
+        At an uplink only the packets themselves say who sent them; their own node has checked that.
+        """
+        names = {pod.address: pod.name for pod in self.pods.values()}
+        found: dict[str, int] = {}
+        for number in range(len(self._nodes)):
+            for drops in self._ask(number).drops:
+                name = names.get(drops.address or drops.last_source, "?")
+                found[name] = found.get(name, 0) + sum(drops.dropped.values())
+        return found
+
+    # -- the victims -------------------------------------------------------------------------------
+
+    def start(self, job: Job) -> Running:
+        """The job's transport in its pods."""
+        told = assignments(job)
+        placement = job.status.placement
+        assert placement is not None
+        running = Running(job, [], [])
+        self.running[job.uid] = running
+        for server in placement.servers:
+            config = told[server.pod_uid]
+            running.servers.append(
+                inside(self.pods[server.pod_uid].namespace, lambda config=config: ParameterServer(config))  # type: ignore[misc]
+            )
+        for seat in placement.seats:
+            config = told[seat.pod_uid]
+            running.workers.append(
+                inside(self.pods[seat.pod_uid].namespace, lambda config=config: Worker(config))  # type: ignore[misc]
+            )
+        return running
+
+    @contextlib.contextmanager
+    def training(self, running: Running, elements: int = 20_000, seed: int = 0) -> Iterator[Training]:
+        """All-reduces one after the other until the block ends; each result is compared with the exact sum."""
+        found = Training()
+        stop = threading.Event()
+        count = len(running.workers)
+        generator = np.random.default_rng(seed)
+        tensors = [generator.integers(-1000, 1000, elements).astype(np.float32) for _ in range(count)]
+        wanted = np.sum(tensors, axis=0, dtype=np.float64).astype(np.float32)
+        outs = [np.zeros_like(tensor) for tensor in tensors]
+
+        def rounds() -> None:
+            number = 0
+            while not stop.is_set() and not found.errors:
+                number += 1
+                for worker, tensor, out in zip(running.workers, tensors, outs, strict=True):
+                    out[:] = -1
+                    worker.submit(number, "sum", "float32", tensor.data, out.data, tensor.size)
+                for worker, out in zip(running.workers, outs, strict=True):
+                    done = _completion(worker)
+                    if done != (number, None):
+                        found.errors.append(f"round {number}: {done}")
+                        continue
+                    found.wrong += int(np.count_nonzero(out != wanted))
+                found.rounds += 1
+
+        thread = threading.Thread(target=rounds)
+        thread.start()
+        try:
+            yield found
+        finally:
+            stop.set()
+            thread.join(60)
+            assert not thread.is_alive(), "a worker hangs"
+
+
+def _completion(worker: Worker) -> tuple[int, str | None] | None:
+    deadline = time.monotonic() + 45
+    while time.monotonic() < deadline:
+        if select.select([worker.fileno()], [], [], 1.0)[0]:
+            for done in worker.completions():
+                return done
+    return None
