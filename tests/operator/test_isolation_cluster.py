@@ -9,6 +9,7 @@ import contextlib
 import http.client
 import json
 import ssl
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -230,6 +231,38 @@ def test_an_object_that_takes_no_write_is_left_alone(lab: Lab, mallory: str) -> 
         assert not [entry for entry in switch["jobs"] if entry["name"].startswith(mallory)]
     finally:
         lab.cluster.kubectl("delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", "no-finalizers")
+
+
+def test_an_object_that_changes_all_the_time_delays_nobody(lab: Lab, mallory: str) -> None:
+    """Every write of the operator meets a newer object; the object itself gets on, too."""
+    lab.agent("sw-churn", ["node-a"])
+    names = [f"churn-{i}" for i in range(4)]
+    for name in names:
+        create(lab, mallory, name, suspend=True)
+    stop = threading.Event()
+
+    def churn(name: str) -> int:
+        count = 0
+        while not stop.is_set():
+            change: Object = {"metadata": {"annotations": {"count": str(count)}}, "spec": {"suspend": False}}
+            lab.cluster.request(
+                "PATCH", f"{JOBS.format(mallory)}/{name}", change, "mallory", "application/merge-patch+json"
+            )
+            count += 1
+        return count
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        churns = [pool.submit(churn, name) for name in names]
+        try:
+            for i in range(3):
+                assert victim_starts(lab, f"beside-churn-{i}") < QUICK_SECONDS
+            for name in names:
+                lab.wait_for(
+                    lambda name=name: lab.cluster.status(name, mallory).get("admittedTime"), f"{name} admitted"
+                )
+        finally:
+            stop.set()
+        assert min(future.result() for future in churns) > 5
 
 
 # --- 11: forged statuses and pods ------------------------------------------------------------------------------------
