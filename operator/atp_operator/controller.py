@@ -111,6 +111,7 @@ class Controller:
         self._parsed: dict[str, Job] = {}
         self._failures = Backoff(*FAILED_SECONDS)  # by ATPJob uid, Unix seconds
         self._creations = Backoff(*CREATE_SECONDS)  # the same, of pods that could not be made
+        self._missed: set[str] = set()  # UIDs of jobs for which something went wrong in this pass
         self._create_errors: dict[str, str] = {}
         self._services: set[str] = set()  # UIDs of jobs whose Service is there
         self._draining: set[asyncio.Task[None]] = set()
@@ -267,6 +268,7 @@ class Controller:
         for quota in snapshot.quotas:
             await self._write_status("quotas", "atptenantquotas", quota.raw, plan.quota_statuses[quota.name])
         end = time.monotonic() + PASS_SECONDS
+        self._missed.clear()
         await self._in_turn([p for p in plan.jobs if p.moves], self._write, math.inf)
         self._check_leading()
         switches = self._switches()
@@ -281,6 +283,8 @@ class Controller:
             p
             for p in plan.jobs
             if (p.acts or (not p.moves and self._differs(p)))
+            # What a status does not say yet is not carried out.
+            and p.job.uid not in self._missed
             and (p.held_back or not self._failures.waits(p.job.uid, time.time()))
         ]
         whole = await self._in_turn(rest, self._finish, end)
@@ -327,6 +331,7 @@ class Controller:
         Unless it changed since it was planned: then what is known of it is renewed, and the next pass looks again.
         """
         job = plan.job
+        self._missed.add(job.uid)
         raw: Object = {}
         try:
             raw = await self.kube.get(path(ATP, "atpjobs", job.namespace, job.name))
@@ -468,11 +473,9 @@ class Controller:
 
     def _differs(self, plan: JobPlan) -> bool:
         """True when the job's status is to be written; of a job that is left alone, once a failure."""
-        if plan.held_back:
-            failure = self._failures.all().get(plan.job.uid)
-            if failure is None or failure.told:
-                return False
-            failure.told = True
+        failure = self._failures.all().get(plan.job.uid)
+        if plan.held_back and failure is not None and failure.told:
+            return False
         return bool(plan.job.distrust) or plan.job.raw.get("status") != plan.status.to_dict(plan.job.spec.workers)
 
     async def _write(self, plan: JobPlan) -> None:
@@ -507,6 +510,9 @@ class Controller:
     async def _finish(self, plan: JobPlan) -> None:
         """All but what `_write` did already."""
         job = plan.job
+        failure = self._failures.all().get(job.uid)
+        if plan.held_back and failure is not None:
+            failure.told = True
         if plan.add_finalizer:
             await self._finalizers(job, add=True)
         if not plan.moves:

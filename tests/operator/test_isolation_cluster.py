@@ -26,7 +26,7 @@ MEMORY_MIB = 200.0
 QUICK_SECONDS = 10.0
 """How long a victim's job may wait for its pods while an attack goes on; without one it is about 1 s."""
 FLOOD_SECONDS = 15.0
-"""The same while the API server takes 1,800 jobs: 3 to 9 s on two cores, on which all of it runs."""
+"""The same in a flood of requests (1,800 jobs: 3 to 9 s), which the API server and the operator share two cores with."""
 START_SECONDS = 20.0
 """How long a restarted operator may take until it acts: imports, the lease of the one before, the first look."""
 
@@ -257,7 +257,7 @@ def test_an_object_that_changes_all_the_time_delays_nobody(lab: Lab, mallory: st
         churns = [pool.submit(churn, name) for name in names]
         try:
             for i in range(3):
-                assert victim_starts(lab, f"beside-churn-{i}") < QUICK_SECONDS
+                assert victim_starts(lab, f"beside-churn-{i}") < FLOOD_SECONDS
             for name in names:
                 lab.wait_for(
                     lambda name=name: lab.cluster.status(name, mallory).get("admittedTime"), f"{name} admitted"
