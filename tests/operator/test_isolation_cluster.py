@@ -26,7 +26,7 @@ MEMORY_MIB = 200.0
 QUICK_SECONDS = 10.0
 """How long a victim's job may wait for its pods while an attack goes on; without one it is about 1 s."""
 FLOOD_SECONDS = 15.0
-"""The same in a flood of requests (1,800 jobs: 3 to 9 s), which the API server and the operator share two cores with."""
+"""The same in a flood of requests (1,800 jobs: 3 to 9 s), with which API server and operator share two cores."""
 START_SECONDS = 20.0
 """How long a restarted operator may take until it acts: imports, the lease of the one before, the first look."""
 
