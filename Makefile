@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 ATP_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/atp
 export ATP_CACHE
 
-.PHONY: help setup prereqs prereqs-tests venv torch native softswitch transport simulator proto demo demo-bmv2 clean-demo test test-unit test-torch test-torch-quick test-torch-versions test-cluster lint format \
+.PHONY: help setup prereqs prereqs-tests venv torch native softswitch transport simulator proto demo demo-bmv2 clean-demo test test-unit test-torch test-torch-quick test-torch-versions test-cluster attack lint format \
 	bench-quick fuzz images cluster-up cluster-down lock clean
 
 help: ## List the targets
@@ -88,6 +88,9 @@ test-torch-versions: venv transport ## The same part with every version of torch
 
 test-cluster: ## The whole path on the real cluster
 	@PYTHONPATH=hack $(PY) -m pytest -q -m cluster tests/e2e
+
+attack: venv softswitch transport ## Carry out every attack that is known, in namespaces and on the cluster; build/attack/result.json; needs root
+	@PYTHONPATH=tests:hack $(PY) -m attack $(ATTACK_ARGUMENTS)
 
 fuzz: venv ## Fuzz parsers and state machines, FUZZ_SECONDS (600) for each target
 	@$(MAKE) -s -C tests/fuzz long SECONDS=$(or $(FUZZ_SECONDS),600)
