@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operator of ATP on Kubernetes.
 
-Pure planning (`allocation`, `topology`, `quota`, `lifecycle`, `planning`, `desired`, `pods`, `injection`, `validation`)
-knows neither clock, socket nor cluster: it maps objects and a time to objects. The edges (`kube`, `agent`, `leader`,
-`controller`, `handlers`) feed it and carry out what it says. Nothing is remembered outside the cluster's objects.
+Pure planning (`allocation`, `topology`, `quota`, `claims`, `lifecycle`, `planning`, `desired`, `pods`, `injection`,
+`validation`, `sizes`, `intake`, `admission`, `fair`) knows neither clock, socket nor cluster: it maps objects and a
+time to objects. The edges (`kube`, `watching`, `agent`, `leader`, `controller`, `webhook`) feed it and carry out what
+it says. Nothing is remembered outside the cluster's objects.
 """
 
 GROUP = "atp.dev"
