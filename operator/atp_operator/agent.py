@@ -35,13 +35,16 @@ class AgentSession:
         tls_dir: str,
         writer: str,
         changed: Callable[[], None],
+        dropped: Callable[[str, Sequence[pb.PortDrops]], None] = lambda switch, drops: None,
     ) -> None:
+        """`dropped` gets the switch's name and what its guard has dropped, with every telemetry."""
         self.name = name
         self.address = address
         self.server_name = server_name
         self._tls_dir = tls_dir
         self._writer = writer
         self._changed = changed
+        self._dropped = dropped
         self.view = AgentView(since=time.time())
         self._wanted: pb.DesiredState | None = None
         self._wanted_key = b""
@@ -190,6 +193,7 @@ class AgentSession:
                 self._changed()
             counters = {entry.uid: dict(entry.counters) for entry in telemetry.jobs if entry.uid}
             self.view = replace(self.view, counters=counters, aggregators_in_use=telemetry.aggregators_in_use)
+            self._dropped(self.name, telemetry.drops)
             self._observe(telemetry.observed)
 
     def _observe(self, observed: pb.ObservedState, *, force: bool = False) -> None:

@@ -26,6 +26,7 @@ from .desired import desired_guards, desired_jobs
 from .fair import Backoff, interleave
 from .injection import InjectionError
 from .intake import JobKeeper, keep_labels, keep_pod, keep_whole
+from .intruders import Intruders
 from .kube import ATP, ApiError, Kube, TooLarge, path
 from .leader import LeaderElection
 from .lifecycle import JobPlan
@@ -115,6 +116,7 @@ class Controller:
         self._create_errors: dict[str, str] = {}
         self._services: set[str] = set()  # UIDs of jobs whose Service is there
         self._draining: set[asyncio.Task[None]] = set()
+        self.intruders = Intruders(kube, metrics, self._tell)
         self.election = LeaderElection(
             kube,
             settings.namespace,
@@ -154,6 +156,7 @@ class Controller:
         """Until cancelled."""
         election = asyncio.create_task(self.election.run())
         watches = [asyncio.create_task(watcher.run()) for watcher in self._watchers]
+        watches.append(asyncio.create_task(self.intruders.run()))
         try:
             wait = took = 0.0
             while True:
@@ -370,7 +373,13 @@ class Controller:
         for name, (address, server_name) in wanted.items():
             if name not in self.sessions:
                 session = AgentSession(
-                    name, address, server_name, self.settings.agent_tls_dir, self.settings.identity, self.wake
+                    name,
+                    address,
+                    server_name,
+                    self.settings.agent_tls_dir,
+                    self.settings.identity,
+                    self.wake,
+                    self.intruders.seen,
                 )
                 task = asyncio.create_task(session.run(), name=f"agent-{name}")
                 self.sessions[name] = (session, task)
@@ -672,7 +681,8 @@ class Controller:
         # The name has 253 characters at most. Events of cluster-wide objects are in namespace default.
         name, namespace = f"{meta['name'][:200].rstrip('.-')}.{key}", meta.get("namespace") or "default"
         now = rfc3339(time.time())
-        involved = {"apiVersion": API_VERSION, "kind": kind, "name": meta["name"], "uid": meta["uid"]}
+        version = "v1" if kind == "Pod" else API_VERSION
+        involved = {"apiVersion": version, "kind": kind, "name": meta["name"], "uid": meta["uid"]}
         if meta.get("namespace"):
             involved["namespace"] = namespace
         body: Object = {

@@ -35,6 +35,12 @@ class Metrics:
         self.job_errors = Counter(
             "atp_job_errors_total", "Times that the object of one ATPJob failed", registry=self.registry
         )
+        self.dropped_packets = Counter(
+            "atp_dropped_packets_total",
+            "Packets that the guard of a switch dropped, by the pod that sent them (empty: no pod is known) and why",
+            ["switch", "namespace", "pod", "reason"],
+            registry=self.registry,
+        )
         self.leader = Gauge("atp_operator_leader", "1 on the replica that acts", registry=self.registry)
 
     def record(self, snapshot: Snapshot, plan: ClusterPlan) -> None:
