@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carries out every attack; build/attack/result.json, and exit status 1 when one succeeds.
 
-Usage: python -m attack [--only network|control_plane] [NAME ...]
+Usage: python -m attack [--only network|cluster] [NAME ...]
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import traceback
@@ -20,22 +21,24 @@ RESULT = Path(__file__).resolve().parents[2] / "build" / "attack" / "result.json
 
 
 def attacks(only: str | None) -> Iterator[tuple[str, Callable[[], Outcome]]]:
-    """Name and call of each, in order. Those on the control plane need the local cluster."""
-    if only != "control_plane":
+    """Name and call of each, in order; the cluster is made when the first that needs it comes."""
+    if only != "cluster":
         for name, attack in network.ATTACKS.items():
             yield name, lambda attack=attack: attack(True)  # type: ignore[misc]
     if only != "network":
-        from . import control_plane
+        from e2e.support import install
 
-        with control_plane.cluster() as cluster:
-            for name, strike in control_plane.ATTACKS.items():
-                yield name, lambda strike=strike: strike(cluster)  # type: ignore[misc]
+        from . import control_plane, hostile_pod
+
+        installed = functools.cache(install)
+        for name, strike in {**hostile_pod.ATTACKS, **control_plane.ATTACKS}.items():
+            yield name, lambda strike=strike: strike(installed())  # type: ignore[misc]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="attack", description=__doc__)
     parser.add_argument("names", nargs="*", help="only these")
-    parser.add_argument("--only", choices=("network", "control_plane"))
+    parser.add_argument("--only", choices=("network", "cluster"))
     options = parser.parse_args()
     rows = []
     for name, attack in attacks(options.only):

@@ -7,20 +7,15 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from demo import run
 from demo.kube import Kube
-from e2e.support import Installation
+from e2e.support import Installation, install
 
 
 @pytest.fixture(scope="session")
 def installation() -> Installation:
     if os.geteuid() != 0 and not os.environ.get("ATP_KUBECONTEXT"):
         pytest.skip("the local cluster needs root: run `sudo make test`")
-    kube = run.prepare_cluster()
-    images = run.prepare_images()
-    run.install(kube, images)
-    run.wait_for_switches(kube)
-    return Installation(kube, images)
+    return install()
 
 
 @pytest.fixture

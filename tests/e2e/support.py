@@ -24,6 +24,15 @@ class Installation:
     images: artifacts.Images
 
 
+def install() -> Installation:
+    """The local cluster (or ATP_KUBECONTEXT's) with the chart of this checkout, as `make demo` makes it."""
+    kube = run.prepare_cluster()
+    images = run.prepare_images()
+    run.install(kube, images)
+    run.wait_for_switches(kube)
+    return Installation(kube, images)
+
+
 def wait_until(what: str, check: Callable[[], Any], timeout: float = 120.0) -> Any:
     """Return the first true answer of ``check``; fail with ``what`` and the last answer after ``timeout`` seconds."""
     deadline, last = time.monotonic() + timeout, None

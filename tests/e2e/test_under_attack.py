@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every attack of tests/attack/control_plane.py on the cluster: nobody but the attacker notices."""
+"""Every attack that needs the cluster: nobody but the attacker notices."""
 
 from __future__ import annotations
 
 import pytest
-from attack.control_plane import ATTACKS
+from attack import control_plane, hostile_pod
 from e2e.support import Installation
 
+ATTACKS = {**hostile_pod.ATTACKS, **control_plane.ATTACKS}
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
