@@ -62,15 +62,20 @@ async def serve(
     gate = Gate(settings.assignment, settings.role, settings.pod_ip, factory, log, on_stats)
     server = SocketServer(gate, JobTotals(settings.metrics_port), settings.socket, log)
 
-    def readyz() -> Response:
+    def readyz(_: str) -> Response:
         return Response(200, "ok\n") if gate.is_open else Response(503, f"gate closed: {gate.reason}\n")
+
+    def status(peer: str) -> Response:
+        if not gate.is_of_the_job(peer):
+            return Response(403, "only this pod and the pods of its job are told\n")
+        return Response(200, json.dumps(gate.status(), indent=2) + "\n", "application/json")
 
     http = HttpServer(
         {
-            "/healthz": lambda: Response(200, "ok\n"),
+            "/healthz": lambda _: Response(200, "ok\n"),
             "/readyz": readyz,
-            "/metrics": lambda: Response(200, gate.expose(), CONTENT_TYPE),
-            "/status": lambda: Response(200, json.dumps(gate.status(), indent=2) + "\n", "application/json"),
+            "/metrics": lambda _: Response(200, gate.expose(), CONTENT_TYPE),
+            "/status": status,
         },
         lambda path, error: log.error("http-route-failed", path=path, reason=repr(error)),
     )

@@ -199,8 +199,18 @@ class Gate:
             self.is_open,
         )
 
+    def is_of_the_job(self, address: str) -> bool:
+        """Whether an address is this pod's own, or one of its job's as the assignment says."""
+        if address in ("::1", self._pod_ip) or address.startswith("127."):
+            return True
+        assignment = self.assignment
+        if assignment is None:
+            return False
+        workers = (worker.address for worker in assignment.workers)
+        return address in {*workers, *(server.address for server in assignment.parameter_servers)}
+
     def status(self) -> dict[str, Any]:
-        """The state of this sidecar, for people."""
+        """The state of this sidecar, for this pod and its job's."""
         assignment = self.assignment
         snapshot = self.snapshot()
         return {

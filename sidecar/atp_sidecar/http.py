@@ -15,6 +15,7 @@ _MAX_HEAD_BYTES = 16 * 1024
 _REASONS = {
     200: "OK",
     400: "Bad Request",
+    403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
     500: "Internal Server Error",
@@ -38,12 +39,12 @@ class HttpServer:
     probe that asks so sees a state that only takes its time as slow, not as failed.
 
     Args:
-        routes: path to a function that makes the response.
+        routes: path to a function that makes the response for a peer's address.
         on_error: called with the path and the exception of a route that failed.
     """
 
     def __init__(
-        self, routes: Mapping[str, Callable[[], Response]], on_error: Callable[[str, Exception], None]
+        self, routes: Mapping[str, Callable[[str], Response]], on_error: Callable[[str, Exception], None]
     ) -> None:
         self._routes = routes
         self._on_error = on_error
@@ -73,7 +74,7 @@ class HttpServer:
         if self._connections:
             await asyncio.wait(self._connections, timeout=_STOP_SECONDS)
 
-    async def _answer(self, head: bytes) -> tuple[Response, bool]:
+    async def _answer(self, head: bytes, peer: str) -> tuple[Response, bool]:
         parts = head.split(b"\r\n", 1)[0].split(b" ")
         if len(parts) != 3 or not parts[2].startswith(b"HTTP/1."):
             return Response(400, "not an HTTP/1 request\n"), False
@@ -89,7 +90,7 @@ class HttpServer:
             return Response(400, "wait is a number of seconds\n"), method == b"HEAD"
         end = asyncio.get_running_loop().time() + min(wait, _WAIT_SECONDS_MAX)
         try:
-            while (response := route()).status == 503 and not self._stopping:
+            while (response := route(peer)).status == 503 and not self._stopping:
                 left = end - asyncio.get_running_loop().time()
                 if not left > 0:  # also for what is not a number
                     break
@@ -107,7 +108,8 @@ class HttpServer:
         try:
             async with asyncio.timeout(_READ_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
-            response, head_only = await self._answer(head)
+            name = writer.get_extra_info("peername")
+            response, head_only = await self._answer(head, str(name[0]) if name else "")
             body = response.body.encode()
             writer.write(
                 f"HTTP/1.1 {response.status} {_REASONS[response.status]}\r\n"

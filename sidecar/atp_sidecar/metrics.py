@@ -170,7 +170,8 @@ class SidecarMetrics:
             [({}, float(gate_open))],
         )
         if assignment is not None:
-            info = {"mode": assignment.mode, "epoch": str(assignment.epoch), "job_id": str(assignment.job_id)}
+            # Every pod may read this: nothing that a packet of the job would have to say.
+            info = {"mode": assignment.mode, "epoch": str(assignment.epoch)}
             add(
                 GaugeMetricFamily("atp_job_info", "What this pod's assignment says.", labels=[*own, *info]),
                 [(info, 1.0)],

@@ -12,7 +12,7 @@ from demo.follow import Training
 from e2e.support import Installation, digits_job, watch
 
 SCRIPT = """
-import json, os, random, socket, struct, time
+import json, os, random, socket, struct, time, urllib.error, urllib.request
 told = json.loads(os.environ["TARGETS"])
 raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
 plain = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -31,6 +31,11 @@ def send(source, to, payload):
 ps, workers = told["servers"][0], told["workers"]
 own = socket.gethostbyname(socket.gethostname())
 RAW, ACK, EDGE, INDEX3 = 1 << 16, 1 << 17, 1 << 21, 3
+for host in (ps, *workers):
+    try:
+        print("status", urllib.request.urlopen("http://" + host + ":9095/status", timeout=5).read()[:80], flush=True)
+    except urllib.error.HTTPError as error:
+        print("status", error.code, flush=True)
 end = time.monotonic() + 60
 sent = 0
 while time.monotonic() < end:
@@ -88,8 +93,11 @@ def hostile_pod(installation: Installation) -> Outcome:
         early = not Training.read(logs()).result
         scene.check(early, "it began while the job was training")
         seen = watch(kube, "target", VICTIM)
-        sent = kube.logs("hostile", ATTACKER, "x").split()
-        scene.requests = int(sent[-1]) if sent else 0
+        said = kube.logs("hostile", ATTACKER, "x").splitlines()
+        sent = [int(line) for line in said if line.isdigit()]
+        scene.requests = sent[-1] if sent else 0
+        told_by = [line for line in said if line.startswith("status")]
+        scene.check(told_by == ["status 403"] * len(told_by) != [], f"asked for their status, sidecars said {told_by}")
         result = seen.training.result or {}
         scene.check(seen.phase == "Succeeded" and seen.status.get("epoch") == 1, f"the job {seen.phase}, epoch 1")
         scene.check(result.get("accuracy", 0) >= 0.9, f"its accuracy is {result.get('accuracy')}")

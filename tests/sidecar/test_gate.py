@@ -137,6 +137,20 @@ def test_other_changes_within_an_epoch_are_refused(world: World) -> None:
     assert world.events()[-1] == "assignment-refused"
 
 
+def test_only_the_job_is_told_of_its_state(world: World) -> None:
+    """/status has the job ID, addresses and sequences: all that a forged packet needs."""
+    assert world.gate.is_of_the_job("127.0.0.1") and world.gate.is_of_the_job("::1")
+    stranger = "203.0.113.7"
+    world.write(workers=[{"rank": 0, "address": "10.0.0.1"}], parameterServers=[{"shard": 0, "address": "10.0.0.9"}])
+    before = world.gate.is_of_the_job("10.0.0.9")
+    world.gate.step(0)
+    assert world.gate.assignment is not None, world.events()
+    told = [
+        address for address in ("10.0.0.1", "10.0.0.9", "10.0.0.2", stranger, "") if world.gate.is_of_the_job(address)
+    ]
+    assert (before, told) == (False, ["10.0.0.1", "10.0.0.9"])
+
+
 def test_older_epoch_is_refused(world: World) -> None:
     world.write(epoch=5)
     world.gate.step(0)

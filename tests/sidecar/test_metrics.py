@@ -46,7 +46,7 @@ def test_every_metric_of_the_contract() -> None:
     assert found["atp_sessions"] == [(labels, 2)]
     assert found["atp_outstanding_parts"] == [(labels, 9)]
     assert found["atp_gate_open"] == [(labels, 1)]
-    assert found["atp_job_info"] == [({**labels, "mode": "HostOnly", "epoch": "1", "job_id": "3"}, 1)]
+    assert found["atp_job_info"] == [({**labels, "mode": "HostOnly", "epoch": "1"}, 1)]
 
 
 def test_closed_gate() -> None:
