@@ -176,16 +176,26 @@ class Ledger:
                     f"{ledger.id_limit} are kept for namespaces with fewer than {few} jobs there",
                 )
         limit = min(ledger.id_limit for ledger in ledgers)
-        taken = set[int]().union(*(ledger.ids.keys() | ledger.resting for ledger in ledgers))
+        taken = set[int]().union(*(ledger.ids.keys() | ledger.resting for ledger in self._beside(ledgers)))
         for job_id in range(1, limit + 1):
             if job_id not in taken:
                 return job_id
         worst = max(ledgers, key=lambda entry: (len(entry.ids) + len(entry.resting), -entry.id_limit))
+        elsewhere = len({i for i in taken if i <= limit} - worst.ids.keys() - worst.resting)
         return Refusal(
             "JobIDsExhausted",
             f"needs 1 job ID (and multicast group) on switch {worst.switch.name}: 0 free of {worst.id_limit}, "
-            f"{len(worst.ids)} in use and {len(worst.resting - worst.ids.keys())} resting",
+            f"{len(worst.ids)} in use and {len(worst.resting - worst.ids.keys())} resting"
+            + (f", {elsewhere} on other switches above the same nodes" if elsewhere else ""),
         )
+
+    def _beside(self, ledgers: list[SwitchLedger]) -> list[SwitchLedger]:
+        """These switches and all others above a node of theirs: whatever of the job passes those, too.
+
+        A switch that knows the job ID as another job's would drop its packets.
+        """
+        nodes = {node for ledger in ledgers for node in ledger.switch.nodes}
+        return [ledger for ledger in self.switches.values() if not nodes.isdisjoint(ledger.switch.nodes)]
 
     @staticmethod
     def _shared(ledgers: list[SwitchLedger], request: int, uid: str) -> Region | Refusal:

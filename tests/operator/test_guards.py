@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from test_pure import PS, located, running, switch
 
+from atp_operator.allocation import Ledger, Refusal
 from atp_operator.desired import desired_guards, desired_jobs
 from atp_operator.model import HOST_ONLY_JOB_ID, Placement
 from atp_operator.topology import host_only, place
@@ -49,3 +50,32 @@ def test_only_jobs_with_pods_are_guarded(phase: str) -> None:
     done = replace(job, status=replace(job.status, phase=phase))
     assert desired_guards(switch("s0", ["n0"]), [done]) == []
     assert desired_guards(switch("s0", ["n0"]), [replace(job, deleting=1.0)]) == []
+
+
+def test_a_job_id_is_one_jobs_wherever_its_packets_pass() -> None:
+    """A ToR shadowed by software switches: what leaves a node below it passes it, whoever's tree it is in."""
+    switches = {
+        "tor": switch("tor", ["n0", "n1"], kind="Tofino", job_ids=3),
+        "s0": switch("s0", ["n0"], job_ids=3),
+        "s1": switch("s1", ["n1"], job_ids=3),
+        "far": switch("far", ["n2"], job_ids=3),
+    }
+    ledger = Ledger(switches, [], 0.0)
+
+    def give(uid: str, *names: str) -> int | str:
+        got = ledger.allocate(names, "Shared", 10, None)
+        if isinstance(got, Refusal):
+            return got.message
+        ledger.take(uid, names, got.job_id, got.regions, False, 10)
+        return got.job_id
+
+    assert give("a", "tor") == 1
+    assert give("b", "s0") == 2, "the ToR would drop it as the first job's"
+    assert give("c", "s1") == 2, "no packet of s0's job passes s1, and the ToR knows neither"
+    assert give("d", "far") == 1
+    assert give("e", "tor") == 3
+    said = give("f", "s0")
+    assert said == (
+        "needs 1 job ID (and multicast group) on switch s0: 0 free of 3, 1 in use and 0 resting, "
+        "2 on other switches above the same nodes"
+    )
