@@ -79,12 +79,17 @@ def _tested(raw: Object) -> tuple[object, ...]:
     return (meta.get("uid"), meta.get("generation"), *(status.get(key) for key in TESTED))
 
 
+FED_BY_KOPF = ("switches", "quotas", "namespaces")
+"""Kinds whose events come from kopf; they are listed here all the same, when a pass must know all."""
+
+
 def _sources(settings: Settings) -> Mapping[str, Source]:
     return {
         "jobs": Source(ATP, "atpjobs", JobKeeper(settings.sidecar)),
         "switches": Source(ATP, "atpswitches", keep_whole),
         "quotas": Source(ATP, "atptenantquotas", keep_whole),
         "namespaces": Source("api/v1", "namespaces", keep_labels, metadata_only=True),
+        # Metadata alone, which kopf cannot watch: a node has 10 to 20 KB, of which the labels are kept.
         "nodes": Source("api/v1", "nodes", keep_labels, metadata_only=True),
         "pods": Source("api/v1", "pods", keep_pod, LABEL_JOB),
         # Of the installation's own namespace: anybody may label a pod in another.
@@ -102,7 +107,7 @@ class Controller:
         sources = _sources(settings)
         self.stores = {kind: Store() for kind in sources}
         self._keep = {kind: source.keep for kind, source in sources.items()}
-        self._watchers = [Watcher(kube, source, self.stores[kind], self.wake) for kind, source in sources.items()]
+        self._watchers = {kind: Watcher(kube, source, self.stores[kind], self.wake) for kind, source in sources.items()}
         self.sessions: dict[str, tuple[AgentSession, asyncio.Task[None]]] = {}
         self._wake = asyncio.Event()
         self._leading = False
@@ -132,6 +137,10 @@ class Controller:
         """Something may have changed."""
         self._wake.set()
 
+    def seen(self, kind: str, event: str | None, raw: Object) -> None:
+        """An event of kopf's watches; see FED_BY_KOPF."""
+        self._watchers[kind].see(event, raw)
+
     def _put(self, kind: str, raw: Object) -> None:
         """An object as the API server answered it."""
         kept = self._keep[kind](raw)
@@ -155,7 +164,9 @@ class Controller:
     async def run(self) -> None:
         """Until cancelled."""
         election = asyncio.create_task(self.election.run())
-        watches = [asyncio.create_task(watcher.run()) for watcher in self._watchers]
+        watches = [
+            asyncio.create_task(watcher.run()) for kind, watcher in self._watchers.items() if kind not in FED_BY_KOPF
+        ]
         watches.append(asyncio.create_task(self.intruders.run()))
         try:
             wait = took = 0.0
@@ -199,7 +210,7 @@ class Controller:
             await asyncio.gather(election, *watches, return_exceptions=True)
 
     async def _list_all(self) -> None:
-        for watcher in self._watchers:
+        for watcher in self._watchers.values():
             await watcher.list()
         self._listed_at = time.monotonic()
 

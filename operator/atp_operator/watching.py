@@ -74,7 +74,7 @@ class Watcher:
                 version = version or await self.list()
                 async for event, raw in self._kube.watch(self._url, str(version), self._query, self._accept[1]):
                     version = max(version, version_of(raw))
-                    self._see(event, raw)
+                    self.see(event, raw)
                     pause = RETRY_SECONDS[0]
                 continue
             except (ApiError, TooLarge, OSError, TimeoutError, aiohttp.ClientError, ValueError) as error:
@@ -83,7 +83,8 @@ class Watcher:
             await asyncio.sleep(pause)
             pause = min(RETRY_SECONDS[1], 2 * pause)
 
-    def _see(self, event: str, raw: Object) -> None:
+    def see(self, event: str | None, raw: Object) -> None:
+        """An event of a watch; kopf's, too, whose first list has events without a type."""
         if event == "BOOKMARK":
             return
         if event == "DELETED":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTPS end point of the webhooks. It decides nothing (`admission` does); it bounds what a caller can cost.
+"""The webhook server that kopf is given. It decides nothing (`admission` does); it bounds what a caller can cost.
 
 A caller is an address: whoever floods the port waits behind himself. Large bodies are read one at a time.
 """
@@ -10,15 +10,30 @@ import asyncio
 import logging
 import ssl
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import kopf
 from aiohttp import web
 
-from .admission import CHECKS, Answer, BadReview, read_review, review_answer, tells_of_the_pod, uid_of
+from .admission import (
+    CHECKS,
+    KOPF_BYTES,
+    Answer,
+    BadReview,
+    decide,
+    for_kopf,
+    kopf_review,
+    not_readable,
+    read_review,
+    review_answer,
+    tells_of_the_pod,
+    uid_of,
+)
 from .kube import ApiError, Kube, TooLarge, path
 from .model import Object
 from .settings import Settings
@@ -41,6 +56,9 @@ TRIALS_WAITING = (8, 64)
 TRIAL_SECONDS = 4.0
 """After so long an answer goes out without what a dry run would have said."""
 
+ANSWERS: ContextVar[list[Answer] | None] = ContextVar("ANSWERS", default=None)
+"""Where kopf's handler leaves its answer: what is to be tried is no part of kopf's response."""
+
 
 class Gates:
     """A semaphore a key, for the keys seen last."""
@@ -60,18 +78,31 @@ class Gates:
         return gate
 
 
-class Webhooks:
-    """Reads reviews, asks `admission`, tries pods, answers."""
+class WebhookServer:
+    """Reads reviews, passes them to kopf, tries pods, answers. One of kopf's WebhookServerProtocol."""
 
     def __init__(self, settings: Settings, kube: Kube) -> None:
         self._settings, self._kube = settings, kube
+        self.listening = False
+        """True once an API server can reach it."""
         self._callers = Gates(CALLER_AT_ONCE)
         self._namespaces = Gates(max(1, TRIALS_AT_ONCE // 2))
         self._waiting = Counter[tuple[str, str]]()
         self._large = asyncio.Semaphore(1)
         self._trials = asyncio.Semaphore(TRIALS_AT_ONCE)
 
-    async def _answer(self, name: str, http: web.Request) -> web.Response:
+    async def __call__(self, fn: kopf.WebhookFn) -> AsyncIterator[kopf.WebhookClientConfig]:
+        """Serve until cancelled; kopf is told the URL, though the chart configures the webhooks."""
+        runner = await self._serve(fn)
+        try:
+            self.listening = True
+            yield {"url": f"https://{self._settings.webhook_address}:{self._settings.webhook_port}"}
+            await asyncio.Event().wait()
+        finally:
+            self.listening = False
+            await runner.cleanup()
+
+    async def _answer(self, name: str, http: web.Request, fn: kopf.WebhookFn) -> web.Response:
         caller = http.remote or ""
         async with self._callers.of(caller):
             length = http.content_length
@@ -83,21 +114,25 @@ class Webhooks:
                 return response
             try:
                 if length < LARGE_BYTES:
-                    uid, namespace, answer = await self._decide(name, http)
+                    request, answer, review = await self._decide(name, http, fn)
                 else:
                     async with self._large:
-                        uid, namespace, answer = await self._decide(name, http)
+                        request, answer, review = await self._decide(name, http, fn)
             except (TimeoutError, ConnectionError):
                 return web.Response(status=408, text="the body did not come")
             except BadReview as error:
                 return web.Response(status=400, text=str(error))
         # Not in the caller's turn: an API server asks for all tenants, and one's dry runs are not to delay another.
         if answer.trial and not answer.refused:
-            answer = replace(answer, refused=tuple(await self._try(caller, namespace, answer.trial)))
-        return web.json_response(review_answer(uid, answer))
+            refused = await self._try(caller, str(request.get("namespace") or ""), answer.trial)
+            if refused:
+                review = review_answer(request["uid"], replace(answer, refused=tuple(refused)))
+        return web.json_response(review)
 
-    async def _decide(self, name: str, http: web.Request) -> tuple[str, str, Answer]:
-        """(UID, namespace, answer) of a review. Raises BadReview, TimeoutError."""
+    async def _decide(
+        self, name: str, http: web.Request, fn: kopf.WebhookFn
+    ) -> tuple[Mapping[str, Any], Answer, Mapping[str, Any]]:
+        """(request, answer, review to send) of a body. Raises BadReview, TimeoutError."""
         async with asyncio.timeout(BODY_SECONDS):
             body = await http.read()
         try:
@@ -106,17 +141,41 @@ class Webhooks:
             uid = uid_of(body)
             if not uid:
                 raise
-            return uid, "", Answer(refused=(f"the object cannot be read: {error}",))
-        uid, namespace = str(request["uid"]), str(request.get("namespace") or "")
+            answer = Answer(refused=(f"the object cannot be read: {error}",))
+            return {"uid": uid}, answer, review_answer(uid, answer)
+        if for_kopf(len(body), request):
+            answer, review = await self._dispatch(name, request, http, fn)
+        else:
+            answer = await self._apart(len(body), decide, name, request, self._settings.sidecar)
+            review = review_answer(request["uid"], answer)
+        return request, answer, review
+
+    @staticmethod
+    async def _dispatch(
+        name: str, request: Mapping[str, Any], http: web.Request, fn: kopf.WebhookFn
+    ) -> tuple[Answer, Mapping[str, Any]]:
+        """What kopf's handler answered, and kopf's response; without either the object is refused."""
+        peer = http.transport.get_extra_info("peercert") if http.transport else None
+        answers: list[Answer] = []
+        token = ANSWERS.set(answers)
         try:
-            return uid, namespace, await self._apart(len(body), CHECKS[name], request, self._settings.sidecar)
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            return uid, namespace, Answer(refused=(f"the object is not what its schema says: {error!r}"[:1024],))
+            review: Mapping[str, Any] = await fn(
+                kopf_review(name, request), webhook=name, headers=dict(http.headers), sslpeer=peer
+            )
+            if answers:
+                return answers[0], review
+            answer = Answer(refused=(f"nothing checks this at /{name}",))
+        except Exception as error:  # of kopf's own, which are many: the API server gets an answer it can pass on
+            log.info("a review at /%s: %r", name, error)
+            answer = not_readable(error)
+        finally:
+            ANSWERS.reset(token)
+        return answer, review_answer(request["uid"], answer)
 
     @staticmethod
     async def _apart(size: int, work: Callable[..., Any], *args: Any) -> Any:
         """Small work at once, large work in a thread, so that others are answered meanwhile."""
-        return work(*args) if size < LARGE_BYTES // 8 else await asyncio.to_thread(work, *args)
+        return work(*args) if size < KOPF_BYTES else await asyncio.to_thread(work, *args)
 
     async def _try(self, caller: str, namespace: str, pods: Mapping[str, Object]) -> list[str]:
         """What the API server says of pods that are not made; nothing, when it does not say it soon."""
@@ -146,20 +205,20 @@ class Webhooks:
             self._waiting += Counter()  # without those that are at 0
         return refused
 
-    def _handler(self, name: str) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def _handler(self, name: str, fn: kopf.WebhookFn) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(http: web.Request) -> web.Response:
-            return await self._answer(name, http)
+            return await self._answer(name, http, fn)
 
         return handle
 
-    async def serve(self) -> web.AppRunner:
+    async def _serve(self, fn: kopf.WebhookFn) -> web.AppRunner:
         """Listen with the certificate of the settings."""
         folder = Path(self._settings.webhook_tls_dir)
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
         app = web.Application(client_max_size=REVIEW_BYTES_MAX)
         for name in CHECKS:
-            app.router.add_post(f"/{name}", self._handler(name))
+            app.router.add_post(f"/{name}", self._handler(name, fn))
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0, keepalive_timeout=75.0)
         await runner.setup()
         await web.TCPSite(

@@ -765,6 +765,35 @@ def test_metrics_tell_jobs_and_quotas(lab: Any) -> None:
         lab.wait_for(lambda n=name, v=value: lab.operator.metric(n) == v, f"{name} {value}", 10)
 
 
+def test_what_kopf_watches_is_known_at_once(lab: Any) -> None:
+    """Quotas, switches and namespaces reach the plan by kopf's events; what lists them again does so in minutes."""
+
+    def admitted() -> int | None:
+        status = lab.cluster.get("atptenantquota", "seen").get("status") or {}
+        return status.get("admittedJobs")
+
+    lab.quota("seen", namespaceSelector={"matchLabels": {"team": "seen"}}, maxJobs=5)
+    lab.wait_for(lambda: admitted() == 0, "the quota's status", 10)
+    lab.apply_job("seen", workers=1, mode="HostOnly")
+    lab.wait_for(lambda: lab.cluster.status("seen").get("admittedTime"), "admission", 10)
+    lab.cluster.kubectl("label", "namespace", "default", "team=seen")
+    try:
+        lab.wait_for(lambda: admitted() == 1, "the namespace's label", 10)
+    finally:
+        lab.cluster.kubectl("label", "namespace", "default", "team-", "--overwrite")
+    lab.wait_for(lambda: admitted() == 0, "the label gone", 10)
+    name = 'atp_quota_nominal{resource="jobs",switch="",tenant="seen"}'
+    assert lab.operator.metric(name) == 5.0
+    lab.cluster.kubectl("delete", "atptenantquota", "seen")
+    lab.wait_for(lambda: lab.operator.metric(name) is None, "the quota gone", 10)
+    first, second = lab.agent("sw-moves", ["node-a"]), lab.agent("sw-other", ["node-b"])
+    assert first.history and second.history
+    writes = len(second.history)
+    change = {"spec": {"agent": {"address": f"127.0.0.1:{second.port}"}}}
+    lab.cluster.kubectl("patch", "atpswitch", "sw-moves", "--type=merge", "-p", json.dumps(change))
+    lab.wait_for(lambda: len(second.history) > writes, "the switch's new address", 10)
+
+
 def test_names_that_are_taken_are_the_reason(lab: Any) -> None:
     service = {
         "apiVersion": "v1",
