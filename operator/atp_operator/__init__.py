@@ -3,8 +3,8 @@
 
 Pure planning (`allocation`, `topology`, `quota`, `claims`, `lifecycle`, `planning`, `desired`, `pods`, `injection`,
 `validation`, `sizes`, `intake`, `admission`, `fair`) knows neither clock, socket nor cluster: it maps objects and a
-time to objects. The edges (`kube`, `watching`, `agent`, `leader`, `controller`, `webhook`) feed it and carry out what
-it says. Nothing is remembered outside the cluster's objects.
+time to objects. The edges (`handlers` for kopf, `kube`, `watching`, `agent`, `leader`, `controller`, `webhook`) feed
+it and carry out what it says. Nothing is remembered outside the cluster's objects.
 """
 
 GROUP = "atp.dev"
