@@ -31,6 +31,8 @@ async def run(settings: Settings, listener: socket.socket) -> None:
     metrics = Metrics()
     controller = Controller(settings, kube, metrics)
     webhooks = WebhookServer(settings, kube) if settings.webhook_tls_dir else None
+    if webhooks is not None:
+        webhooks.bind()
 
     async def ready() -> str:
         if webhooks is not None and not webhooks.listening:

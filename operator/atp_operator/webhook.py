@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -84,12 +85,25 @@ class WebhookServer:
     def __init__(self, settings: Settings, kube: Kube) -> None:
         self._settings, self._kube = settings, kube
         self.listening = False
-        """True once an API server can reach it."""
+        """True once reviews are answered."""
+        self._socket: socket.socket | None = None
         self._callers = Gates(CALLER_AT_ONCE)
         self._namespaces = Gates(max(1, TRIALS_AT_ONCE // 2))
         self._waiting = Counter[tuple[str, str]]()
         self._large = asyncio.Semaphore(1)
         self._trials = asyncio.Semaphore(TRIALS_AT_ONCE)
+
+    def bind(self) -> socket.socket:
+        """Open the port: reviews that come before kopf is ready wait in the backlog, and are not refused.
+
+        Raises OSError.
+        """
+        if self._socket is not None:
+            return self._socket
+        address, port = self._settings.webhook_address, self._settings.webhook_port
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._socket = socket.create_server((address, port), family=family, backlog=256)
+        return self._socket
 
     async def __call__(self, fn: kopf.WebhookFn) -> AsyncIterator[kopf.WebhookClientConfig]:
         """Serve until cancelled; kopf is told the URL, though the chart configures the webhooks."""
@@ -221,7 +235,5 @@ class WebhookServer:
             app.router.add_post(f"/{name}", self._handler(name, fn))
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0, keepalive_timeout=75.0)
         await runner.setup()
-        await web.TCPSite(
-            runner, self._settings.webhook_address, self._settings.webhook_port, ssl_context=context, backlog=256
-        ).start()
+        await web.SockSite(runner, self.bind(), ssl_context=context, backlog=256).start()
         return runner

@@ -262,9 +262,14 @@ def test_the_server_listens_while_kopf_wants_it_and_passes_its_answer_on(tls: Pa
 
     async def scenario() -> None:
         door = Door(tls, fn)
-        assert not door.server.listening
+        door.server.bind()
+        early = asyncio.create_task(door.post(CHECK_QUOTA, body_of({"uid": "q-0", "object": {"metadata": {}}})))
+        await asyncio.sleep(0.3)
+        assert not door.server.listening and not early.done(), "what comes before kopf is ready waits"
         async with door.open():
             assert door.server.listening
+            assert (await early)[1]["response"]["uid"] == "q-0"
+            seen.clear()
             quota = {"metadata": {"name": "q"}, "spec": {"maxJobs": 1}}
             code, said = await door.post(CHECK_QUOTA, body_of({"uid": "q-1", "object": quota}))
             assert (code, said["response"]) == (200, {"uid": "q-1", "allowed": True})
