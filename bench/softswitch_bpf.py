@@ -5,6 +5,7 @@ One frame is run again and again (BPF_PROG_TEST_RUN with repeat). A small prolog
 objects only (ATP_BENCH in softswitch/bpf/atp_switch.bpf.c), turns each run into the packet of the next worker: 31
 workers of a rack of 32 send sequence after sequence, each in the next aggregator. So every timed packet is admitted,
 locks its aggregator and stores (1 of 31) or adds (30 of 31) all its values; none is a duplicate and none completes.
+The job is guarded: source and destination are looked up among its hosts.
 That is checked afterwards: the counter `aggregated` must equal the number of runs, and aggregators must hold the
 31-fold sum. Time includes the prologue and the kernel's loop.
 
@@ -68,7 +69,8 @@ def frame(job: int, batch: int, values: tuple[int, ...]) -> bytes:
     # The prologue turns bit 30 into bit 0 of the next sequence and index.
     header = Header(job_id=job, sequence=batch * 1000, bitmap0=1 << 30, bitmap1=1, fan_in_degree1=1,
                     aggregator_index=AGGREGATORS - 1)  # fmt: skip
-    return frame_of(Packet("w0", header, values).payload(), "w0", "ps")
+    ends = ("w0", "ps") if job == JOB else ("w2", "w3")
+    return frame_of(Packet("w0", header, values).payload(), *ends)
 
 
 def values_of(count: int, hot: bool) -> tuple[int, ...]:
@@ -85,6 +87,8 @@ def measure(count: int, hot: bool) -> tuple[float, float]:
     try:
         for i in range(WORKERS):
             switch.admit(JOB, "w0", 0, 1 << i)
+        switch.set_host(JOB, "w0", "w0", "worker", 1, 1)
+        switch.set_host(JOB, "ps", "ps", "ps")
         values = values_of(count, hot)
         repeat = WORKERS * AGGREGATORS
         aggregate: list[int] = []
