@@ -190,7 +190,7 @@ class Run:
             wanted.append(Packet.parse(after["port"], packet_of(after, count).payload()))
         wanted.sort(key=lambda p: PORTS.index(p.port))
         got = self.switch.send(packet_of(fields, count), fields.get("dst", "ps"), len(wanted))
-        assert got == wanted, (self.switch.drops(), self.switch.counters(1))
+        assert got == wanted
 
     def goes_to_ps(self, fields: Fields) -> bool:
         """A relay knows the way to the PS of a job it knows, and only that."""
@@ -233,6 +233,8 @@ class Run:
 def test_vector(kind: type[Switch], setup: Fields, vector: Fields) -> None:
     if setup["values"] > kind.max_values:
         pytest.skip("a frame of the jumbo profile does not fit one page, which XDP needs")
+    if "relay" in vector and kind.name == "relay":
+        pytest.skip("a relay admits raw packets by source and bit: test_the_relay_program, test_end_to_end")
     switch = kind(setup["aggregators"], setup["values"], STALE_NS)
     try:
         switch.set_clock(START_MS * 1_000_000)
