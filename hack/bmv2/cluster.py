@@ -8,12 +8,13 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from atp_operator import ANNOTATION_ASSIGNMENT
+from atp_operator import ANNOTATION_ASSIGNMENT, FINALIZER
 from atp_operator.agent import AgentSession
-from atp_operator.desired import desired_jobs
+from atp_operator.desired import desired_guards, desired_jobs
 from atp_operator.injection import SidecarConfig
 from atp_operator.model import Job, Limits, Pod, Switch, rfc3339
 from atp_operator.planning import Snapshot, plan_cluster
+from atp_operator.pods import manifest
 
 Object = dict[str, Any]
 NAMESPACE = "atp-bmv2"
@@ -54,15 +55,19 @@ class Cluster:
         plan = plan_cluster(snapshot, SidecarConfig(image="none"), Limits(), time.time())
         self.switch["status"] = plan.switch_statuses[switch.name]
         entry = plan.jobs[0]
+        if entry.add_finalizer:
+            self.job["metadata"]["finalizers"] = [FINALIZER]
         self.job["status"] = entry.status.to_dict(entry.job.spec.workers)
-        for body in entry.create:
-            if body["kind"] == "Pod":
+        for wanted in entry.create:
+            if wanted.kind == "Pod":
+                body = manifest(wanted, entry.job, self.job["spec"], entry.status.epoch, SidecarConfig(image="none"))
                 self.pods.append(self.started(body))
         self.pods = [
             replace(pod, assignment=entry.annotate.get(pod.name, {}).get(ANNOTATION_ASSIGNMENT, pod.assignment))
             for pod in self.pods
         ]
-        self.session.want(desired_jobs(switch, [Job.from_object(self.job)]))
+        jobs = [Job.from_object(self.job)]
+        self.session.want(desired_jobs(switch, jobs), desired_guards(switch, jobs))
 
     def started(self, body: Object) -> Pod:
         """A pod as it is once the kubelet has started its sidecar."""
