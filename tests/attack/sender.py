@@ -6,16 +6,11 @@ from __future__ import annotations
 import socket
 import struct
 
+from conformance.switches import ip_checksum
+
 from atp_api.wire import UDP_PORT, Header
 
 UDP_SEGMENT = 103
-
-
-def checksum(header: bytes) -> int:
-    total: int = sum(struct.unpack(f">{len(header) // 2}H", header))
-    while total > 0xFFFF:
-        total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF
 
 
 def datagram(
@@ -45,7 +40,7 @@ def datagram(
         socket.inet_aton(to),
     )
     head += options
-    return head[:10] + struct.pack(">H", checksum(head)) + head[12:] + udp
+    return head[:10] + struct.pack(">H", ip_checksum(head)) + head[12:] + udp
 
 
 def raw_socket() -> socket.socket:
