@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Cluster, Lab, Object, Operator
+from operator_lab import Cluster, Lab, Object, Operator
 
 JOBS = "/apis/atp.dev/v1alpha1/namespaces/{}/atpjobs"
 MEMORY_MIB = 200.0

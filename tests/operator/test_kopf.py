@@ -19,12 +19,12 @@ from typing import Any
 import jsonpatch
 import kopf
 import pytest
-from conftest import free_port, make_certificates
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from kopf._cogs.structs import ephemera, references
 from kopf._core.engines import admission as engine
 from kopf._core.engines import indexing
+from operator_lab import free_port, make_certificates
 from operator_simulation import SIDECAR, job_object
 from test_isolation import FIELDS, VALUES, st
 
