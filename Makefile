@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 ATP_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/atp
 export ATP_CACHE
 
-.PHONY: help setup prereqs prereqs-tests venv torch native softswitch transport simulator proto demo demo-bmv2 clean-demo test test-unit test-torch test-torch-quick test-torch-versions test-cluster attack lint format \
+.PHONY: help setup prereqs prereqs-tests venv torch native softswitch transport simulator proto demo demo-bmv2 clean-demo test test-unit test-client test-torch test-torch-quick test-torch-versions test-cluster attack lint format \
 	bench-quick fuzz images cluster-up cluster-down lock clean
 
 help: ## List the targets
@@ -68,11 +68,19 @@ prereqs-tests: ## The same, with what only the tests need
 torch: venv ## Install the torch versions that the tests use, each in an environment of its own in the cache
 	@$(PY) hack/torchenv.py oldest middle newest >/dev/null
 
-test: prereqs-tests setup torch lint test-unit test-torch-quick test-cluster ## Every check and test
+# The client's tests mostly wait, for time-outs that trainers would see: the others run beside them.
+test: prereqs-tests setup torch lint ## Every check and test
+	@mkdir -p build; $(MAKE) -s test-client >build/test-client.log 2>&1 & client=$$!; \
+	trap 'kill $$client 2>/dev/null' INT TERM; \
+	$(MAKE) -s test-unit test-torch-quick test-cluster; rest=$$?; \
+	wait $$client; client=$$?; cat build/test-client.log; exit $$((rest || client))
 
 test-unit: ## Unit, property, conformance and integration tests, in Rust and Python
 	@cd native && cargo test --quiet --release
-	@$(PY) -m pytest -q -m "not cluster" tests
+	@$(PY) -m pytest -q -m "not cluster" --ignore tests/client tests
+
+test-client: ## The client's tests, on the oldest torch, one in the middle and the newest
+	@$(PY) -m pytest -q tests/client
 
 # PYTORCH_SOURCE names a checkout of torch's source of the same version: then its test files run too.
 TORCH_TESTS = PYTHONPATH=tests:hack $(PY) -m
