@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 REASON = "ATPPacketsDropped"
 EVENT_SECONDS = 60.0
 """The shortest time between two events on one pod."""
+EVENT_PACKETS = 32
+"""Fewer in one report are no event: a few of a job's own are dropped while its hosts come and go in a switch's table."""
 WAITING_MAX = 256
 """Reports that wait for their pod's name; what comes beside them is counted without a name."""
 PODS_MAX = 1000
@@ -133,7 +135,7 @@ class Intruders:
         if pod is None:
             counts = dict(report.dropped)
             log.warning("switch %s dropped packets from %s: %s", report.switch, report.last_source, counts)
-        else:
+        elif sum(report.dropped.values()) >= EVENT_PACKETS:
             await self._event(report, pod)
 
     async def _event(self, report: Report, pod: Object) -> None:

@@ -13,6 +13,7 @@ import ctypes
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 import threading
@@ -174,6 +175,7 @@ class Site:
                 self._node(number, names)
             self._join()
             for number in range(len(self._nodes)):
+                self._greet(number)
                 self._switch(number)
         except BaseException:
             self._stack.close()
@@ -232,6 +234,23 @@ class Site:
             ip("-n", node, "link", "set", "up0", "up")
             for other in set(range(len(self._nodes))) - {number}:
                 ip("-n", node, "route", "add", f"10.86.{other}.0/24", "via", f"10.87.0.{other + 1}")
+
+    def _greet(self, number: int) -> None:
+        """The node finds out where its pods and the other nodes are, as probes of the kubelet make it do.
+
+        Else the hosts of a job without aggregators, which does not wait for its guard, would get it while it trains.
+        """
+        addresses = [pod.address for pod in self.pods.values() if pod.node == f"n{number}"]
+        addresses += [f"10.87.0.{n + 1}" for n in range(len(self._nodes)) if len(self._nodes) > 1 and n != number]
+
+        def send() -> None:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+                for _ in range(3):
+                    for address in addresses:
+                        s.sendto(b"", (address, 9))
+                    time.sleep(0.1)
+
+        inside(self.namespace(number), send)
 
     def _switch(self, number: int) -> None:
         node = self.namespace(number)

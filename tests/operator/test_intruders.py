@@ -8,7 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from atp_api.switchagent.v1alpha1 import switchagent_pb2 as pb
-from atp_operator.intruders import ADVICE, EVENT_SECONDS, PODS_MAX, WAITING_MAX, Intruders, Report, Tally, message
+from atp_operator.intruders import (
+    ADVICE,
+    EVENT_PACKETS,
+    EVENT_SECONDS,
+    PODS_MAX,
+    WAITING_MAX,
+    Intruders,
+    Report,
+    Tally,
+    message,
+)
 from atp_operator.kube import ApiError
 from atp_operator.metrics import Metrics
 from atp_operator.model import Event
@@ -81,13 +91,13 @@ class Cluster:
 def test_the_pod_is_named() -> None:
     cluster = Cluster({"10.0.0.4": ["mallory"], "10.0.0.6": ["a", "b"]})
     cluster.report(
-        drops(4, "10.0.0.4", source=7, admission=1),
+        drops(4, "10.0.0.4", source=70, admission=1),
         drops(5, "10.0.0.5", source=2),  # of no pod any more
         drops(6, "10.0.0.6", source=3),  # two say that they have it
         drops(2, "", "10.9.9.9", source=4),  # an uplink
     )
     assert cluster.counted() == {
-        ("evil", "mallory", "source"): 7,
+        ("evil", "mallory", "source"): 70,
         ("evil", "mallory", "admission"): 1,
         ("", "", "source"): 9,
     }
@@ -97,9 +107,15 @@ def test_the_pod_is_named() -> None:
     assert all(selector.startswith("status.podIP=10.0.0.") for selector in cluster.queries)
 
 
+def test_a_few_packets_accuse_nobody() -> None:
+    cluster = Cluster({"10.0.0.4": ["honest"]})
+    cluster.report(drops(4, "10.0.0.4", source=EVENT_PACKETS - 1))
+    assert cluster.events == [] and cluster.counted() == {("evil", "honest", "source"): EVENT_PACKETS - 1}
+
+
 def test_events_are_few_and_the_same() -> None:
     cluster = Cluster({"10.0.0.4": ["mallory"]})
-    cluster.report(drops(4, "10.0.0.4", source=7))
+    cluster.report(drops(4, "10.0.0.4", source=37))
     cluster.now = EVENT_SECONDS / 2
     cluster.report(drops(4, "10.0.0.4", source=70))
     assert len(cluster.events) == 1
@@ -107,7 +123,7 @@ def test_events_are_few_and_the_same() -> None:
     cluster.report(drops(4, "10.0.0.4", source=700))
     assert len(cluster.events) == 2
     assert cluster.events[0][1] == cluster.events[1][1], "the API server's count is raised, no second event made"
-    assert cluster.counted() == {("evil", "mallory", "source"): 777}
+    assert cluster.counted() == {("evil", "mallory", "source"): 807}
 
 
 def test_an_unanswered_question_loses_no_count() -> None:
