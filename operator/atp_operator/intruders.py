@@ -27,7 +27,7 @@ REASON = "ATPPacketsDropped"
 EVENT_SECONDS = 60.0
 """The shortest time between two events on one pod."""
 EVENT_PACKETS = 32
-"""Fewer in one report are no event: a few of a job's own are dropped while its hosts come and go in a switch's table."""
+"""Fewer in one report are no event: some of a job's own are dropped while its hosts come and go in a switch."""
 WAITING_MAX = 256
 """Reports that wait for their pod's name; what comes beside them is counted without a name."""
 PODS_MAX = 1000

@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +49,11 @@ def lines(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
 def test_several_processes_in_a_pod(standing: Job, torch_process: Torch) -> None:
     """Two processes that look like a job of two workers, but share a sidecar; and four for two workers."""
     pods = ["--nnodes=1", f"--master_port={free_port()}", "--nproc_per_node=2"]
-    begin = time.monotonic()
     both = lines(torchrun(torch_process, standing, 0, pods, []))
-    assert time.monotonic() - begin < 100  # much of it is what torch takes to start
     assert len(both) == 2
     for line in both:
+        # Without what torch takes to start, but with how much later the other process does.
+        assert line["seconds"] < 60
         assert line["error"] == "UsageError"
         assert "ranks 0 and 1 of the process group run in the same pod (worker 0 of job team-a/digits)" in line["text"]
     pods = ["--nnodes=1", f"--master_port={free_port()}", "--nproc_per_node=4"]

@@ -4,6 +4,7 @@
 import json
 import os
 import sys
+import time
 from datetime import timedelta
 
 import torch
@@ -15,10 +16,12 @@ import atp_client
 def main() -> None:
     """Prints a JSON line when it has summed, or why it could not."""
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    begin = time.monotonic()
     try:
         dist.init_process_group("atp", timeout=timedelta(seconds=120))
     except atp_client.AtpError as error:
-        print(json.dumps({"error": type(error).__name__, "text": str(error)}), flush=True)
+        seconds = time.monotonic() - begin
+        print(json.dumps({"error": type(error).__name__, "text": str(error), "seconds": seconds}), flush=True)
         sys.exit(3)
     for step in range(6):
         tensor = torch.full((1000,), float(step))
