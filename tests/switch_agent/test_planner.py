@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api
@@ -185,7 +185,7 @@ def walk(now: State, wanted: State, changes: Diff, shuffle: random.Random) -> No
     assert held == wanted
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(states(), states(), st.randoms(use_true_random=False))
 def test_every_step_from_one_state_to_another_is_safe(now: State, wanted: State, shuffle: random.Random) -> None:
     changes = diff(now, wanted)
@@ -193,7 +193,7 @@ def test_every_step_from_one_state_to_another_is_safe(now: State, wanted: State,
     assert diff(wanted, wanted).empty
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(desired_states(), st.data(), st.randoms(use_true_random=False))
 def test_every_step_is_safe_when_pods_move(
     desired: api.DesiredState, data: st.DataObject, shuffle: random.Random
@@ -212,7 +212,7 @@ def test_every_step_is_safe_when_pods_move(
     walk(now, wanted, changes, shuffle)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(states(), states(), st.randoms(use_true_random=False), st.data())
 def test_an_interrupted_change_converges(
     now: State, wanted: State, shuffle: random.Random, data: st.DataObject
@@ -231,7 +231,7 @@ def test_an_interrupted_change_converges(
     assert held == other
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(states(), st.data())
 def test_any_leftovers_are_repaired(wanted: State, data: st.DataObject) -> None:
     """Entries deleted or added behind the agent's back."""
