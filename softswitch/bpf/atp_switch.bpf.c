@@ -234,9 +234,8 @@ static __always_inline int atp_lengths(const void *data, uint32_t frame_bytes, s
     return 1;
 }
 
-static __always_inline void atp_read_header(const void *data, struct atp_header *h) {
-    const uint32_t *w = data + ATP_OFF_HEADER;
-
+/* From the four words of an ATP header. */
+static __always_inline void atp_read_header(const uint32_t *w, struct atp_header *h) {
     h->key = bpf_ntohl(w[0]);
     h->bitmap0 = bpf_ntohl(w[1]);
     h->bitmap1 = bpf_ntohl(w[2]);
@@ -265,19 +264,6 @@ static __always_inline const struct atp_host *atp_find_host(uint32_t address) {
     return bpf_map_lookup_elem(&atp_hosts, &address);
 }
 
-static __always_inline enum atp_guard_verdict atp_guard_packet(const void *data, uint32_t port, struct atp_frame *f) {
-    const struct iphdr *ip = data + ETH_HLEN;
-    enum atp_guard_verdict verdict;
-
-    f->from = atp_find_host(atp_source(data));
-    verdict = atp_guard(f->from, atp_find_host(bpf_ntohl(ip->daddr)), port);
-    if (verdict != ATP_GUARD_JOB)
-        f->from = NULL;
-    if (verdict == ATP_GUARD_FOREIGN && !atp_is_source(bpf_map_lookup_elem(&atp_sources, &port), atp_source(data)))
-        verdict = ATP_GUARD_SOURCE; /* the addressee may be a host that another switch guards */
-    return verdict;
-}
-
 /* A packet that is dropped is counted where it came in: that names who sent it. */
 static __noinline void atp_count_drop(uint32_t port, uint32_t source, enum atp_drop reason) {
     struct atp_port_drops *drops = bpf_map_lookup_elem(&atp_drops, &port);
@@ -295,6 +281,64 @@ static __noinline void atp_count_drop(uint32_t port, uint32_t source, enum atp_d
 
 static __always_inline enum atp_drop atp_drop_of(enum atp_guard_verdict verdict) {
     return verdict == ATP_GUARD_SOURCE ? ATP_D_SOURCE : ATP_D_DESTINATION;
+}
+
+/* Whether the guard lets a packet in that came in at a port; `f->from` is set for one between hosts of a job. */
+static __always_inline int atp_is_let_in(const void *data, uint32_t port, struct atp_frame *f) {
+    const struct iphdr *ip = data + ETH_HLEN;
+    const uint32_t source = atp_source(data);
+    const struct atp_host *from = atp_find_host(source);
+    enum atp_guard_verdict verdict = atp_guard(from, atp_find_host(bpf_ntohl(ip->daddr)), port);
+
+    if (verdict == ATP_GUARD_FOREIGN && !atp_is_source(bpf_map_lookup_elem(&atp_sources, &port), source))
+        verdict = ATP_GUARD_SOURCE; /* the addressee may be a host that another switch guards */
+    f->from = verdict == ATP_GUARD_JOB ? from : NULL;
+    if (verdict == ATP_GUARD_JOB || verdict == ATP_GUARD_FOREIGN)
+        return 1;
+    atp_count_drop(port, source, atp_drop_of(verdict));
+    return 0;
+}
+
+enum atp_met {
+    ATP_MET_JOB,    /* the state machine's to judge */
+    ATP_MET_NOBODY, /* ordinary traffic, passes as it is */
+    ATP_MET_FORGED, /* not what its host may send */
+};
+
+/* The job of a packet whose header is read, and the counters that it counts in. */
+static __always_inline enum atp_met atp_meet_job(const struct atp_frame *f, struct atp_job_entry **job, uint64_t **c) {
+    const uint32_t job_id = f->h.key >> ATP_JOB_ID_SHIFT;
+
+    if (f->from && !atp_may_send(f->from, &f->h))
+        return ATP_MET_FORGED;
+    *job = atp_find_job(job_id);
+    if (*job && (*job)->hosts && !f->from)
+        return ATP_MET_NOBODY; /* it looks like a packet of this job, but none of its hosts has to do with it */
+    *c = atp_find_counters(*job ? job_id : 0);
+    if (!*c)
+        return ATP_MET_NOBODY;
+    if (f->from && (!*job || (f->h.flags & ATP_F_RAW)) && !atp_is_own(f->from, &f->h))
+        return ATP_MET_FORGED;
+    (*c)[ATP_C_BYTES_IN] += f->bytes;
+    if (*job)
+        return ATP_MET_JOB;
+    (*c)[ATP_C_PASSED_UNKNOWN_JOB]++;
+    (*c)[ATP_C_BYTES_OUT] += f->bytes;
+    return ATP_MET_NOBODY;
+}
+
+/* Shorter than the header, and from nobody's host. Returns whether it is dropped. */
+static __always_inline int atp_rejects_short(const struct atp_frame *f) {
+    uint64_t *c;
+
+    if (!atp_control_area.unguarded_jobs)
+        return 0;
+    c = atp_find_counters(0);
+    if (c) {
+        c[ATP_C_REJECTED_SHORT]++;
+        c[ATP_C_BYTES_IN] += f->bytes;
+    }
+    return 1;
 }
 
 enum atp_locked_result {
@@ -471,10 +515,7 @@ static long atp_check_segment(uint32_t i, struct atp_segments *s) {
         s->forged = 1;
         return 1;
     }
-    h.key = bpf_ntohl(w[0]);
-    h.bitmap0 = bpf_ntohl(w[1]);
-    h.bitmap1 = bpf_ntohl(w[2]);
-    h.flags = bpf_ntohl(w[3]);
+    atp_read_header(w, &h);
     s->forged = !atp_is_own(s->from, &h);
     return s->forged;
 }
@@ -496,44 +537,32 @@ static __always_inline int atp_tc_main(struct __sk_buff *skb, const int acks_onl
     const uint32_t port = skb->ifindex;
     struct atp_admitted admitted = {0};
     struct atp_frame f = {0};
-    enum atp_guard_verdict verdict;
-    struct atp_job_entry *job;
-    enum atp_action action;
+    struct atp_job_entry *job = NULL;
     enum atp_shape shape;
-    uint32_t job_id, wanted, source;
-    uint64_t *c;
+    uint32_t wanted, source;
+    uint64_t *c = NULL;
 
     shape = atp_shape_of(data, data_end);
     if (shape == ATP_SHAPE_FOREIGN) /* atp_tc_entry() has seen that it is not; this is for the verifier */
         return TC_ACT_UNSPEC;
     source = atp_source(data);
-    verdict = atp_guard_packet(data, port, &f);
-    if (verdict == ATP_GUARD_SOURCE || verdict == ATP_GUARD_DESTINATION) {
-        atp_count_drop(port, source, atp_drop_of(verdict));
+    if (!atp_is_let_in(data, port, &f))
         return TC_ACT_SHOT;
-    }
     if (shape == ATP_SHAPE_ODD)
         goto odd;
     if (skb->gso_size) {
         c = atp_find_counters(0);
         if (c && !acks_only)
             c[ATP_C_PASSED_GSO]++;
-        if (f.from && !atp_superframe_is_own(skb, f.from)) {
-            atp_count_drop(port, source, ATP_D_FORGED);
-            return TC_ACT_SHOT;
-        }
+        if (f.from && !atp_superframe_is_own(skb, f.from))
+            goto forged;
         return TC_ACT_UNSPEC;
     }
     if (!atp_lengths(data, skb->len, &f))
         goto odd;
     if (f.length < ATP_HEADER_BYTES) {
-        if (f.from || acks_only || !atp_control_area.unguarded_jobs)
+        if (f.from || acks_only || !atp_rejects_short(&f))
             goto odd;
-        c = atp_find_counters(0);
-        if (c) {
-            c[ATP_C_REJECTED_SHORT]++;
-            c[ATP_C_BYTES_IN] += f.bytes;
-        }
         return TC_ACT_SHOT;
     }
     wanted = f.bytes;
@@ -547,29 +576,18 @@ static __always_inline int atp_tc_main(struct __sk_buff *skb, const int acks_onl
     }
     if (data + ATP_OFF_VALUES > data_end)
         goto odd;
-    atp_read_header(data, &f.h);
+    atp_read_header(data + ATP_OFF_HEADER, &f.h);
     if (acks_only && (f.h.flags & (ATP_F_ACK | ATP_F_RAW)) != ATP_F_ACK)
         return TC_ACT_UNSPEC; /* judged in XDP, and a sum by now perhaps */
-    if (f.from && !atp_may_send(f.from, &f.h))
+    switch (atp_meet_job(&f, &job, &c)) {
+    case ATP_MET_FORGED:
         goto forged;
-
-    job_id = f.h.key >> ATP_JOB_ID_SHIFT;
-    job = atp_find_job(job_id);
-    if (job && job->hosts && !f.from)
-        return TC_ACT_UNSPEC; /* it looks like a packet of this job, but none of its hosts has to do with it */
-    c = atp_find_counters(job ? job_id : 0);
-    if (!c)
+    case ATP_MET_NOBODY:
         return TC_ACT_UNSPEC;
-    if (f.from && (!job || (f.h.flags & ATP_F_RAW)) && !atp_is_own(f.from, &f.h))
-        goto forged;
-    c[ATP_C_BYTES_IN] += f.bytes;
-    if (!job) {
-        c[ATP_C_PASSED_UNKNOWN_JOB]++;
-        c[ATP_C_BYTES_OUT] += f.bytes;
-        return TC_ACT_UNSPEC;
+    case ATP_MET_JOB:
+        break;
     }
-    action = atp_admit(job, &f.h, port, f.length, c, &admitted);
-    switch (action) {
+    switch (atp_admit(job, &f.h, port, f.length, job->hosts != 0, c, &admitted)) {
     case ATP_ACK:
         atp_release_by_ack(&f.h, c);
         return atp_replicate(skb, job, f.bytes, c);
@@ -709,57 +727,38 @@ static __always_inline int atp_xdp_main(struct xdp_md *ctx) {
     const uint32_t port = ctx->ingress_ifindex;
     struct atp_admitted admitted = {0};
     struct atp_frame f = {0};
-    enum atp_guard_verdict verdict;
-    struct atp_job_entry *job;
+    struct atp_job_entry *job = NULL;
     enum atp_shape shape;
-    uint32_t job_id, source;
-    uint64_t *c;
+    uint32_t source;
+    uint64_t *c = NULL;
 
     shape = atp_shape_of(data, data_end);
     if (shape == ATP_SHAPE_FOREIGN || data + ATP_OFF_HEADER > data_end)
         return XDP_PASS;
     source = atp_source(data);
-    verdict = atp_guard_packet(data, port, &f);
-    if (verdict == ATP_GUARD_SOURCE || verdict == ATP_GUARD_DESTINATION) {
-        atp_count_drop(port, source, atp_drop_of(verdict));
+    if (!atp_is_let_in(data, port, &f))
         return XDP_DROP;
-    }
     if (shape == ATP_SHAPE_ODD || !atp_lengths(data, (uint32_t)(data_end - data), &f))
         goto odd;
     if (f.length < ATP_HEADER_BYTES) {
-        if (f.from || !atp_control_area.unguarded_jobs)
+        if (f.from || !atp_rejects_short(&f))
             goto odd;
-        c = atp_find_counters(0);
-        if (c) {
-            c[ATP_C_REJECTED_SHORT]++;
-            c[ATP_C_BYTES_IN] += f.bytes;
-        }
         return XDP_DROP;
     }
     if (data + ATP_OFF_VALUES > data_end)
         goto odd;
-    atp_read_header(data, &f.h);
-    if (f.from && !atp_may_send(f.from, &f.h))
-        goto forged;
+    atp_read_header(data + ATP_OFF_HEADER, &f.h);
     if ((f.h.flags & (ATP_F_ACK | ATP_F_RAW)) == ATP_F_ACK)
-        return XDP_PASS; /* for atp_tc_ack */
-
-    job_id = f.h.key >> ATP_JOB_ID_SHIFT;
-    job = atp_find_job(job_id);
-    if (job && job->hosts && !f.from)
-        return XDP_PASS;
-    c = atp_find_counters(job ? job_id : 0);
-    if (!c)
-        return XDP_PASS;
-    if (f.from && (!job || (f.h.flags & ATP_F_RAW)) && !atp_is_own(f.from, &f.h))
+        return XDP_PASS; /* for atp_tc_ack, which judges it */
+    switch (atp_meet_job(&f, &job, &c)) {
+    case ATP_MET_FORGED:
         goto forged;
-    c[ATP_C_BYTES_IN] += f.bytes;
-    if (!job) {
-        c[ATP_C_PASSED_UNKNOWN_JOB]++;
-        c[ATP_C_BYTES_OUT] += f.bytes;
+    case ATP_MET_NOBODY:
         return XDP_PASS;
+    case ATP_MET_JOB:
+        break;
     }
-    switch (atp_admit(job, &f.h, port, f.length, c, &admitted)) {
+    switch (atp_admit(job, &f.h, port, f.length, job->hosts != 0, c, &admitted)) {
     case ATP_AGGREGATE:
         if (!atp_aggregate(data, data_end, &f, job, &admitted, c))
             return XDP_DROP;

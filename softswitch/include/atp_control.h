@@ -4,8 +4,8 @@
  * The P4Runtime server (softswitch/atp_softswitch) is its only user besides tests; it calls it through ctypes.
  * Every function returns 0 or a negative errno and is safe to call from one thread at a time: -EINVAL for arguments that
  * can never be right, -ENOENT for what is not there, -ENOSPC when a table is full (4 ports for each bit of a level, 4 for
- * each rack in transit, 8 PS ports a job, 16,384 hosts, 256 phantom queues), -ERANGE for regions beyond the aggregators, -EMSGSIZE for
- * a profile larger than the switch's. Setting what is set already changes nothing.
+ * each rack in transit, 8 PS ports a job, 16,384 hosts, 256 phantom queues), -ERANGE for regions beyond the aggregators,
+ * -EMSGSIZE for a profile larger than the switch's. Setting what is set already changes nothing.
  *
  * The tables are independent, as in P4Runtime: admission, transit, PS ports and groups may be set before their job, and
  * outlive atp_switch_delete_job(). Gradients leave towards the first PS port of the job, whose phantom queue they fill.

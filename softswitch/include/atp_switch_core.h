@@ -175,14 +175,14 @@ ATP_INLINE int atp_in_regions(const struct atp_job_entry *job, uint32_t index) {
 
 /*
  * Steps 2 to 6: is this packet of a known job allowed to do what it asks for?
- * `length` is that of ATP header and values. Counters are those of the job.
+ * `length` is that of ATP header and values. `admit_raw`: raw packets must be their port's too. Counters are the job's.
  */
 ATP_INLINE enum atp_action atp_admit(const struct atp_job_entry *job, const struct atp_header *h, uint32_t port,
-                                     uint32_t length, uint64_t *c, struct atp_admitted *out) {
+                                     uint32_t length, const int admit_raw, uint64_t *c, struct atp_admitted *out) {
     const uint32_t index = h->flags & ATP_AGGREGATOR_INDEX_MASK;
 
     if (h->flags & ATP_F_RAW) {
-        if (job->hosts && !atp_admits_raw(job, h, port)) {
+        if (admit_raw && !atp_admits_raw(job, h, port)) {
             c[h->flags & ATP_F_ACK ? ATP_C_REJECTED_ACK_SOURCE : ATP_C_REJECTED_BIT]++;
             return ATP_DROP;
         }

@@ -223,6 +223,7 @@ int atp_native_packet(struct atp_switch *sw, uint32_t ingress_port, uint32_t dst
     const struct atp_job_entry *job;
     struct atp_header h;
     uint32_t job_id;
+    int admit_raw;
     uint64_t *c = n->counters[0].c;
 
     n->last_ns = now_ns;
@@ -243,12 +244,9 @@ int atp_native_packet(struct atp_switch *sw, uint32_t ingress_port, uint32_t dst
     job = &sw->tables.jobs[sw->tables.job_slots[job_id] - 1];
     c = n->counters[job_id].c;
     c[ATP_C_BYTES_IN] += bytes;
-    /* Behind a relay all packets have the relay's address, so that the PS could not tell who sends them. */
-    if (n->relay != NULL && (h.flags & ATP_F_RAW) && !atp_admits_raw(job, &h, ingress_port)) {
-        c[h.flags & ATP_F_ACK ? ATP_C_REJECTED_ACK_SOURCE : ATP_C_REJECTED_BIT]++;
-        return 0;
-    }
-    switch (atp_admit(job, &h, ingress_port, (uint32_t)length, c, &admitted)) {
+    /* Behind a relay all packets have the relay's address, so that the PS could not tell who sends raw ones. */
+    admit_raw = n->relay != NULL || job->hosts != 0;
+    switch (atp_admit(job, &h, ingress_port, (uint32_t)length, admit_raw, c, &admitted)) {
     case ATP_ACK:
     case ATP_ACK_ONE:
         if ((h.flags & ATP_AGGREGATOR_INDEX_MASK) < sw->aggregators)
