@@ -33,8 +33,6 @@ _INSERT, _MODIFY, _DELETE = p4r.Update.INSERT, p4r.Update.MODIFY, p4r.Update.DEL
 
 _WITH_PORT = frozenset({"admission", "transit", "ps_port", "replica"})
 _OWNER = {"replica": "multicast group"}
-_DROP_ORDER = ("source", "destination", "malformed", "forged", "admission")
-"""Members of dropped_t behind port, address and last_source."""
 
 _CODE_OF_ERRNO = {
     errno.EINVAL: Code.INVALID_ARGUMENT,
@@ -506,20 +504,21 @@ class Device:
 
     def _read_dropped(self, register: Register, message: p4r.RegisterEntry) -> Iterator[p4r.Entity]:
         """The ports at which something was dropped; a whole read leaves out the empty rest of the array."""
-        rows = [
-            (drops.port, drops.address, drops.last_source, *(drops.dropped[name] for name in _DROP_ORDER))
-            for drops in self.dataplane.read_drops()
+        members = [member.name for member in self.pipeline.p4info.type_info.structs["dropped_t"].members]
+        cells: list[dict[str, int]] = [
+            {"port": d.port, "address": d.address, "last_source": d.last_source, **d.dropped}
+            for d in self.dataplane.read_drops()
         ][: register.size]
         if message.HasField("index"):
-            first = _index(message.index.index, register.size, f"register {register.name}")
-            chosen = {first: rows[first] if first < len(rows) else (0,) * (3 + len(_DROP_ORDER))}
+            index = _index(message.index.index, register.size, f"register {register.name}")
+            chosen = {index: cells[index] if index < len(cells) else dict.fromkeys(members, 0)}
         else:
-            chosen = dict(enumerate(rows))
-        for index, numbers in chosen.items():
+            chosen = dict(enumerate(cells))
+        for index, cell in chosen.items():
             reply = p4r.RegisterEntry(register_id=register.id)
             reply.index.index = index
-            members = [p4d.P4Data(bitstring=bytestring.encode(number)) for number in numbers]
-            reply.data.CopyFrom(p4d.P4Data(struct=p4d.P4StructLike(members=members)))
+            numbers = [p4d.P4Data(bitstring=bytestring.encode(cell[name])) for name in members]
+            reply.data.CopyFrom(p4d.P4Data(struct=p4d.P4StructLike(members=numbers)))
             yield p4r.Entity(register_entry=reply)
 
     def _aggregator(self, index: int) -> p4d.P4Data:

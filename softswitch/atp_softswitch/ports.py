@@ -22,7 +22,9 @@ RTMGRP_LINK = 1
 _RESCAN_SECONDS = 10.0
 _SETTLE_SECONDS = 0.05
 _ADDRESS_SECONDS = 0.2
-"""How long a pod's new address may go unnoticed: it raises no event on this side."""
+"""How long a new pod's address may go unnoticed: it raises no event on this side."""
+_ADDRESS_LOOKS = 25
+"""How often a pod without an address is looked at so soon; one that has none for long may have none at all."""
 
 log = logging.getLogger("atp_softswitch.ports")
 
@@ -128,10 +130,15 @@ def no_neighbour(port: int) -> str | None:
 
 
 class Hook(Protocol):
-    """Attach and detach one interface, and say which addresses the pod behind it has; all raise DataplaneError."""
+    """Attach and detach one interface; both raise DataplaneError."""
 
     def attach(self, ifindex: int) -> None: ...
     def detach(self, ifindex: int) -> None: ...
+
+
+class Sources(Protocol):
+    """What the data path is told of the addresses of pods; raises DataplaneError."""
+
     def set_sources(self, ifindex: int, addresses: Sequence[int]) -> None: ...
     def delete_sources(self, ifindex: int) -> None: ...
 
@@ -146,6 +153,7 @@ class PortKeeper:
         self,
         label: str,
         hook: Hook,
+        sources: Sources,
         selection: Selection,
         used: Callable[[], Container[int]] = frozenset,
     ) -> None:
@@ -154,9 +162,11 @@ class PortKeeper:
         self._used = used
         self._changed = asyncio.Event()
         self._hook = hook
+        self._data_path = sources
         self._selection = selection
         self._attached: dict[int, str] = {}
         self._sources: dict[int, tuple[int, ...]] = {}
+        self._looks: dict[int, int] = {}  # at ports of pods without an address
         self._refused: dict[int, str] = {}
         self._stopped = False
 
@@ -200,23 +210,28 @@ class PortKeeper:
 
     @property
     def waiting(self) -> bool:
-        """Whether a pod has no address yet."""
-        return any(not addresses for addresses in self._sources.values())
+        """Whether a new pod has no address yet."""
+        return any(looks < _ADDRESS_LOOKS for looks in self._looks.values())
 
     def _tell_sources(self, link: Link) -> None:
         addresses = link.addresses
         if link.uplink and self._sources.pop(link.ifindex, None) is not None:
-            self._hook.delete_sources(link.ifindex)
+            self._data_path.delete_sources(link.ifindex)
+        if addresses == ():
+            self._looks[link.ifindex] = self._looks.get(link.ifindex, 0) + 1
+        else:
+            self._looks.pop(link.ifindex, None)
         if addresses is None or self._sources.get(link.ifindex) == addresses:
             return  # what was known last holds while the kernel does not say
         if len(addresses) > SOURCES_MAX:
             log.warning("a pod has too many addresses", extra={"interface": link.name, "used": SOURCES_MAX})
-        self._hook.set_sources(link.ifindex, addresses[:SOURCES_MAX])
+        self._data_path.set_sources(link.ifindex, addresses[:SOURCES_MAX])
         self._sources[link.ifindex] = addresses
 
     def _detach(self, ifindex: int, name: str) -> None:
+        self._looks.pop(ifindex, None)
         known = self._sources.pop(ifindex, None) is not None
-        for step in (self._hook.detach, *([self._hook.delete_sources] if known else [])):
+        for step in (self._hook.detach, *([self._data_path.delete_sources] if known else [])):
             try:
                 step(ifindex)
             except DataplaneError as error:

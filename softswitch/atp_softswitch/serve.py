@@ -7,7 +7,7 @@ import argparse
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -24,7 +24,9 @@ log = logging.getLogger("atp_softswitch")
 
 
 @dataclass(frozen=True)
-class _TcHook:
+class TcHook:
+    """The tc programs of an open switch."""
+
     library: SwitchLibrary
 
     def attach(self, ifindex: int) -> None:
@@ -32,12 +34,6 @@ class _TcHook:
 
     def detach(self, ifindex: int) -> None:
         self.library.detach_tc(ifindex)
-
-    def set_sources(self, ifindex: int, addresses: Sequence[int]) -> None:
-        self.library.set_sources(ifindex, addresses)
-
-    def delete_sources(self, ifindex: int) -> None:
-        self.library.delete_sources(ifindex)
 
 
 @dataclass(frozen=True)
@@ -50,22 +46,11 @@ class _XdpHook:
     def detach(self, ifindex: int) -> None:
         self.library.detach_xdp(ifindex)
 
-    def set_sources(self, ifindex: int, addresses: Sequence[int]) -> None:
-        self.library.set_sources(ifindex, addresses)
-
-    def delete_sources(self, ifindex: int) -> None:
-        self.library.delete_sources(ifindex)
-
-
-def tc_hook(library: SwitchLibrary) -> _TcHook:
-    """The tc hook of an open switch."""
-    return _TcHook(library)
-
 
 class _RatedHook:
     """A hook that also gives each attached port its phantom queue."""
 
-    def __init__(self, hook: _TcHook | _XdpHook, library: SwitchLibrary, rate: int, threshold: int) -> None:
+    def __init__(self, hook: TcHook | _XdpHook, library: SwitchLibrary, rate: int, threshold: int) -> None:
         self._hook = hook
         self._library = library
         self._rate = rate
@@ -79,12 +64,6 @@ class _RatedHook:
     def detach(self, ifindex: int) -> None:
         self._hook.detach(ifindex)
 
-    def set_sources(self, ifindex: int, addresses: Sequence[int]) -> None:
-        self._hook.set_sources(ifindex, addresses)
-
-    def delete_sources(self, ifindex: int) -> None:
-        self._hook.delete_sources(ifindex)
-
 
 def _keepers(
     options: argparse.Namespace, library: SwitchLibrary, used: Callable[[], frozenset[int]]
@@ -93,10 +72,12 @@ def _keepers(
         return []
     words = options.attach or (["veth"] if options.mode == "tc" else ["none"])
     rated = (library, options.port_rate, options.port_threshold)
-    keepers = [PortKeeper("tc", _RatedHook(_TcHook(library), *rated), Selection.parse(words, options.xdp), used)]
+    keepers = [
+        PortKeeper("tc", _RatedHook(TcHook(library), *rated), library, Selection.parse(words, options.xdp), used)
+    ]
     if options.xdp:
         names = Selection(False, frozenset(options.xdp))
-        keepers.append(PortKeeper("xdp", _RatedHook(_XdpHook(library), *rated), names))
+        keepers.append(PortKeeper("xdp", _RatedHook(_XdpHook(library), *rated), library, names))
     return keepers
 
 

@@ -21,7 +21,7 @@ LINKS = [POD, LOCAL_VETH, NIC, BRIDGE]
 
 
 class Hook:
-    """Remembers what is attached; `errors` by ifindex."""
+    """Remembers what is attached, and the addresses of pods; `errors` by ifindex."""
 
     def __init__(self) -> None:
         self.attached: set[int] = set()
@@ -67,7 +67,7 @@ def test_what_xdp_has_tc_leaves_alone() -> None:
 
 def test_interfaces_come_and_go() -> None:
     hook, used = Hook(), set[int]()
-    keeper = PortKeeper("tc", hook, Selection.parse(["veth"]), lambda: used)
+    keeper = PortKeeper("tc", hook, hook, Selection.parse(["veth"]), lambda: used)
     keeper.reconcile(LINKS)
     assert hook.attached == {11}
     keeper.reconcile([*LINKS, Link(13, "veth3", "veth", True)])
@@ -87,7 +87,7 @@ def test_interfaces_come_and_go() -> None:
 
 def test_what_pods_have_as_addresses_is_told_before_they_are_attached() -> None:
     hook = Hook()
-    keeper = PortKeeper("tc", hook, Selection.parse(["veth"]))
+    keeper = PortKeeper("tc", hook, hook, Selection.parse(["veth"]))
     new = Link(13, "veth3", "veth", True, ())
     hook.errors[13] = errno.EPERM
     keeper.reconcile([POD, new, NIC])
@@ -108,9 +108,26 @@ def test_what_pods_have_as_addresses_is_told_before_they_are_attached() -> None:
     assert hook.sources == {}
 
 
+def test_a_pod_that_never_has_an_address_is_not_watched_for_ever() -> None:
+    """One with IPv6 alone: looking at all pods five times a second would be for nothing."""
+    hook = Hook()
+    keeper = PortKeeper("tc", hook, hook, Selection.parse(["veth"]))
+    bare = Link(13, "veth3", "veth", True, ())
+    looks = 0
+    while looks == 0 or keeper.waiting:
+        keeper.reconcile([bare])
+        looks += 1
+        assert looks < 100
+    assert looks > 10 and hook.sources == {13: ()}
+    keeper.reconcile([bare, Link(14, "veth4", "veth", True, ())])
+    assert keeper.waiting, "the next new pod is"
+    keeper.reconcile([bare])
+    assert not keeper.waiting
+
+
 def test_a_refused_interface_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     hook = Hook()
-    keeper = PortKeeper("tc", hook, Selection.parse(["veth", "eth0"]))
+    keeper = PortKeeper("tc", hook, hook, Selection.parse(["veth", "eth0"]))
     hook.errors[NIC.ifindex] = errno.EPERM
     keeper.reconcile(LINKS)
     keeper.reconcile(LINKS)

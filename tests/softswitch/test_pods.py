@@ -16,7 +16,7 @@ from conformance.switches import BUILD, NetworkNamespace, address_of, ip_number,
 from atp_api.wire import UDP_PORT
 from atp_softswitch.library import SwitchLibrary
 from atp_softswitch.ports import PortKeeper, Selection, list_links
-from atp_softswitch.serve import tc_hook
+from atp_softswitch.serve import TcHook
 
 pytestmark = pytest.mark.root
 PODS = ("w0", "w1", "w2")
@@ -38,7 +38,7 @@ class Node:
         self.network = NetworkNamespace(1500)
         self.names = {pod: f"atp-{os.getpid()}-{pod}" for pod in PODS}
         self.library = SwitchLibrary(BUILD / "libatp_switch.so", bpf=True, aggregators=8, values=62, object_dir=BUILD)
-        self.keeper = PortKeeper("tc", tc_hook(self.library), Selection.parse(["veth"]))
+        self.keeper = PortKeeper("tc", TcHook(self.library), self.library, Selection.parse(["veth"]))
         for name in self.names.values():
             run("ip", "netns", "add", name)
         for pod in PODS:
