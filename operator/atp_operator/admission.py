@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import GROUP, LABEL_ROLE, ROLE_PARAMETER_SERVER, ROLE_WORKER, VERSION
+from . import GROUP, VERSION
 from .injection import InjectionError, SidecarConfig, inject
 from .intake import job_problems
 from .model import SCALE_AUTO, Job, Object, read_scale
-from .pods import manifest, wanted_objects
+from .pods import TEMPLATE_FIELDS, manifest, wanted_objects
 from .sizes import DEPTH_MAX, too_deep, too_large
 from .validation import NAMES_OF_OTHERS, validate_job_update, validate_quota, validate_switch
 
@@ -151,7 +151,6 @@ NAMED_ELSEWHERE: Mapping[str, type] = {
 
 def trial_pods(job: Mapping[str, Any], sidecar: SidecarConfig) -> dict[str, Object]:
     """One pod of each role, as the operator tries them in its own namespace: no other would be told anything of."""
-    fields = {ROLE_PARAMETER_SERVER: "spec.parameterServers.template", ROLE_WORKER: "spec.workers.template"}
     read = Job.from_object({**job, "metadata": {"name": "trial", **(job.get("metadata") or {})}, "status": {}})
     result = {}
     for wanted in wanted_objects(read):
@@ -165,8 +164,7 @@ def trial_pods(job: Mapping[str, Any], sidecar: SidecarConfig) -> dict[str, Obje
             if isinstance(spec.get(name), kind):  # of another type it is a mistake, and told
                 del spec[name]
         spec["automountServiceAccountToken"] = False
-        role = meta["labels"][LABEL_ROLE]
-        result[fields[role]] = {
+        result[TEMPLATE_FIELDS[wanted.role]] = {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"generateName": "atp-dry-run-", "labels": labels, "annotations": meta["annotations"]},

@@ -16,8 +16,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
-import aiohttp
-
 from . import API_VERSION, FINALIZER, LABEL_JOB, LABEL_MANAGED_BY
 from .agent import AgentSession
 from .cache import Store, key_of
@@ -27,7 +25,7 @@ from .fair import Backoff, interleave
 from .injection import InjectionError
 from .intake import JobKeeper, keep_labels, keep_pod, keep_whole
 from .intruders import Intruders
-from .kube import ATP, ApiError, Kube, TooLarge, path
+from .kube import ATP, CALL_FAILED, ApiError, Kube, path
 from .leader import LeaderElection
 from .lifecycle import JobPlan
 from .metrics import Metrics
@@ -65,7 +63,7 @@ class LeadershipLost(Exception):
     """Another replica acts from now on."""
 
 
-FAILURES = (ApiError, TooLarge, OSError, TimeoutError, aiohttp.ClientError, ValueError, KeyError, TypeError)
+FAILURES = (*CALL_FAILED, ValueError, KeyError, TypeError)
 """What can go wrong with one object."""
 
 

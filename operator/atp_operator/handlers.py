@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import aiohttp
 import kopf
 from kopf._core.reactor import inventory
 
@@ -20,7 +19,7 @@ from . import GROUP, VERSION
 from .admission import CHECKS, INJECT, RESOURCES, apply_patch, decide, refusal_text, warning_texts
 from .controller import Controller
 from .injection import SidecarConfig
-from .kube import ATP, PAGE_OBJECTS, ApiError, Kube, TooLarge
+from .kube import ATP, CALL_FAILED, PAGE_OBJECTS, Kube
 from .settings import Settings
 from .webhook import ANSWERS, WebhookServer
 
@@ -78,12 +77,8 @@ def register(
         # In a pod by its service account, elsewhere by KUBECONFIG; kopf asks again when a token has expired.
         return kopf.login_with_service_account(**arguments) or kopf.login_via_client(**arguments)
 
-    async def clean_up(**_: Any) -> None:
-        await kube.close()
-
     kopf.on.startup(registry=registry, id="start")(start)
     kopf.on.login(registry=registry, id="login")(login)
-    kopf.on.cleanup(registry=registry, id="clean-up")(clean_up)
 
     def feed(kind: str) -> Callable[..., Any]:
         async def handler(event: Any, **_: Any) -> None:
@@ -126,7 +121,7 @@ async def _definitions(kube: Kube) -> None:
             if not missing:
                 return
             why = f"{', '.join(missing)} of {GROUP}/{VERSION} are not defined"
-        except (ApiError, TooLarge, OSError, TimeoutError, ValueError, aiohttp.ClientError) as error:
+        except (*CALL_FAILED, ValueError) as error:
             why = str(error) or type(error).__name__
         log.log(logging.DEBUG if told else logging.WARNING, "waiting for the definitions in crds/: %s", why)
         told = True

@@ -11,11 +11,11 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from . import ANNOTATION_ASSIGNMENT, ANNOTATION_REFRESH, GROUP, ROLE_PARAMETER_SERVER, ROLE_WORKER
+from . import ANNOTATION_ASSIGNMENT, ANNOTATION_REFRESH, GROUP
 from .desired import assignment_digest
 from .injection import InjectionError, SidecarConfig
 from .model import Job, Object
-from .pods import manifest, wanted_objects
+from .pods import TEMPLATE_FIELDS, manifest, wanted_objects
 from .sizes import STATUS_BYTES_MAX, json_bytes, too_large
 from .validation import validate_job
 
@@ -99,7 +99,6 @@ def job_problems(raw: Mapping[str, Any], sidecar: SidecarConfig) -> list[str]:
 
 def _unmakeable(raw: Mapping[str, Any], sidecar: SidecarConfig) -> list[str]:
     """What keeps the job's pods from being made; those of a role differ only in names."""
-    fields = {ROLE_PARAMETER_SERVER: "spec.parameterServers.template", ROLE_WORKER: "spec.workers.template"}
     job = Job.from_object({**raw, "status": {}})
     errors = []
     for wanted in wanted_objects(job):
@@ -107,7 +106,7 @@ def _unmakeable(raw: Mapping[str, Any], sidecar: SidecarConfig) -> list[str]:
             try:
                 manifest(wanted, job, raw.get("spec") or {}, 1, sidecar)
             except (InjectionError, AttributeError, KeyError, TypeError, ValueError) as error:
-                errors.append(f"{fields[wanted.role]}: {error}")
+                errors.append(f"{TEMPLATE_FIELDS[wanted.role]}: {error}")
     return errors
 
 

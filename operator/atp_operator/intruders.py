@@ -13,11 +13,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-import aiohttp
-
 from atp_api.switchagent.v1alpha1 import switchagent_pb2 as pb
 
-from .kube import METADATA_ONLY, ApiError, Kube, TooLarge, path
+from .kube import CALL_FAILED, METADATA_ONLY, Kube, path
 from .metrics import Metrics
 from .model import Event, Object
 
@@ -146,7 +144,7 @@ class Intruders:
         self._told[uid] = now
         try:
             await self._tell("Pod", pod, Event("Warning", REASON, message(report)))
-        except (ApiError, TooLarge, OSError, TimeoutError, aiohttp.ClientError) as error:
+        except CALL_FAILED as error:
             log.warning("an event on pod %s was lost: %s", pod["metadata"]["name"], error)
 
     def _count(self, report: Report, pod: Object | None) -> None:
@@ -165,7 +163,7 @@ class Intruders:
         accept = METADATA_ONLY.format(list="List")
         try:
             found = (await self._kube.request("GET", path("api/v1", "pods"), query=query, accept=accept))["items"]
-        except (ApiError, TooLarge, OSError, TimeoutError, aiohttp.ClientError, KeyError) as error:
+        except (*CALL_FAILED, KeyError) as error:
             log.warning("which pod has the address %s is not known: %s", address, error)
             return None
         return found[0] if len(found) == 1 else None

@@ -31,6 +31,10 @@ class TooLarge(Exception):
     """An answer has more bytes than are read at once."""
 
 
+CALL_FAILED = (ApiError, TooLarge, OSError, TimeoutError, aiohttp.ClientError)
+"""What a call may raise."""
+
+
 PAGE_OBJECTS = 256
 """Objects that are asked for in one page of a list, as long as they are small."""
 WATCH_SECONDS = 240

@@ -34,6 +34,13 @@ class Wanted:
     index: int = 0
 
 
+TEMPLATE_FIELDS: Mapping[str, str] = {
+    ROLE_PARAMETER_SERVER: "spec.parameterServers.template",
+    ROLE_WORKER: "spec.workers.template",
+}
+"""Where a role's pod template is in an ATPJob."""
+
+
 def worker_name(job: str, rank: int) -> str:
     """Name, and host name, of a worker's pod."""
     return f"{job}-worker-{rank}"

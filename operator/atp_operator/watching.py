@@ -8,10 +8,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import aiohttp
-
 from .cache import Store, key_of, version_of
-from .kube import METADATA_ONLY, ApiError, Kube, TooLarge, path
+from .kube import CALL_FAILED, METADATA_ONLY, Kube, path
 from .model import Object
 
 log = logging.getLogger(__name__)
@@ -77,7 +75,7 @@ class Watcher:
                     self.see(event, raw)
                     pause = RETRY_SECONDS[0]
                 continue
-            except (ApiError, TooLarge, OSError, TimeoutError, aiohttp.ClientError, ValueError) as error:
+            except (*CALL_FAILED, ValueError) as error:
                 log.info("watch of %s: %s", self._source.plural, error or type(error).__name__)
                 version = 0
             await asyncio.sleep(pause)
