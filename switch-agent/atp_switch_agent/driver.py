@@ -482,32 +482,41 @@ class Driver:
     async def occupancy(self, job_ids: Iterable[int]) -> dict[int, int] | None:
         """Aggregators in use by job ID (0: by all), None where the target does not let registers be read."""
         register = self._pipeline().occupancy_register
-        if register is None or self._no_registers == self.link.session:
+        if register is None:
             return None
         cells = []
         for job_id in job_ids:
             cell = p4r.RegisterEntry(register_id=register)
             cell.index.index = job_id
             cells.append(p4r.Entity(register_entry=cell))
-        try:
-            found = await self._read(cells)
-        except SwitchLost as error:
-            if error.reason != "ReadFailed":
-                raise
-            self._no_registers = self.link.session
+        found = await self._read_registers(cells)
+        if found is None:
             return None
         return {
             entity.register_entry.index.index: int.from_bytes(entity.register_entry.data.bitstring, "big")
             for entity in found
         }
 
+    async def _read_registers(self, cells: Sequence[p4r.Entity]) -> list[p4r.Entity] | None:
+        """None where the target does not let registers be read, which is asked once a session."""
+        if self._no_registers == self.link.session:
+            return None
+        try:
+            return await self._read(cells)
+        except SwitchLost as error:
+            if error.reason != "ReadFailed":
+                raise
+            self._no_registers = self.link.session
+            return None
+
     async def drops(self) -> list[dict[str, int]]:
-        """Cells of the register `dropped`: ports at which something was dropped. Empty where the target has none."""
+        """Cells of the register `dropped`: ports at which something was dropped. Empty where it cannot be read."""
         codec = self._pipeline()
         if codec.dropped_register is None:
             return []
         cell = p4r.RegisterEntry(register_id=codec.dropped_register)
-        found = [codec.decode_dropped(entity) for entity in await self._read([p4r.Entity(register_entry=cell)])]
+        cells = await self._read_registers([p4r.Entity(register_entry=cell)]) or ()
+        found = [codec.decode_dropped(entity) for entity in cells]
         return [drops for drops in found if drops["port"]]
 
 

@@ -355,10 +355,20 @@ def jobs_of(entries: State) -> dict[int, Entry]:
 
 
 def _kept_jobs(now: State, wanted: State) -> dict[int, Entry]:
-    """Jobs that stay known throughout: same owner and parameters, and at least one region stays."""
+    """Jobs that stay known throughout: same owner and parameters, and at least one region and one host, if any, stays."""
     before, after = jobs_of(now), jobs_of(wanted)
-    regions = {entry.number(0) for key, entry in now.items() if entry.table == REGION and key in wanted}
-    return {job_id: entry for job_id, entry in before.items() if after.get(job_id) == entry and job_id in regions}
+
+    def holders(table: str, *states: State) -> set[int]:
+        """Jobs with an entry that is in all of these states."""
+        return {e.number(0) for key, e in states[0].items() if e.table == table and all(key in s for s in states)}
+
+    regions = holders(REGION, now, wanted)
+    bare = (holders(HOST, now) & holders(HOST, wanted)) - holders(HOST, now, wanted)
+    return {
+        job_id: entry
+        for job_id, entry in before.items()
+        if after.get(job_id) == entry and job_id in regions and job_id not in bare
+    }
 
 
 def diff(now: State, wanted: State) -> Diff:

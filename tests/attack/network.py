@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from atp_api.wire import UDP_PORT
 
@@ -57,15 +59,13 @@ def judge(site: Site, name: str, attacker: str, packets: int, found: Training, w
     return Outcome(name, packets, found.wrong, named, held, detail)
 
 
-def one_node(guarded: bool) -> tuple[Site, Callable[[], Running]]:
-    site = Site(ONE_NODE)
-
-    def start() -> Running:
+@contextlib.contextmanager
+def one_node(guarded: bool, *switch_options: str) -> Iterator[tuple[Site, Running]]:
+    """A job of two workers on one node, beside pods that are none of its."""
+    with Site(ONE_NODE, switch_options=switch_options) as site:
         job = site.plan("victim", ["w0", "w1"], "ps")
         site.apply([job], guarded)
-        return site.start(job)
-
-    return site, start
+        yield site, site.start(job)
 
 
 def from_pod(
@@ -86,9 +86,7 @@ def from_pod(
 
 def raw_gradient(guarded: bool = True, own_address: bool = False) -> Outcome:
     """A stranger's raw values under a worker's address: the PS takes them for that worker's."""
-    site, start = one_node(guarded)
-    with site:
-        running = start()
+    with one_node(guarded) as (site, running):
         source = site.pods["mallory" if own_address else "w0"].address
 
         def make(sequence: int) -> list[tuple[str, bytes]]:
@@ -100,9 +98,7 @@ def raw_gradient(guarded: bool = True, own_address: bool = False) -> Outcome:
 
 def raw_result(guarded: bool = True) -> Outcome:
     """A stranger's raw result and notice under the PS's address, to a worker."""
-    site, start = one_node(guarded)
-    with site:
-        running = start()
+    with one_node(guarded) as (site, running):
         source = site.pods["ps"].address
 
         def make(sequence: int) -> list[tuple[str, bytes]]:
@@ -114,9 +110,7 @@ def raw_result(guarded: bool = True) -> Outcome:
 
 def forged_ack(guarded: bool = True) -> Outcome:
     """A stranger's ACK under the PS's address, straight to a worker."""
-    site, start = one_node(guarded)
-    with site:
-        running = start()
+    with one_node(guarded) as (site, running):
         source = site.pods["ps"].address
 
         def make(sequence: int) -> list[tuple[str, bytes]]:
@@ -127,9 +121,7 @@ def forged_ack(guarded: bool = True) -> Outcome:
 
 def control_packets(guarded: bool = True) -> Outcome:
     """Control packets with another incarnation, under a worker's address: they would end the epoch."""
-    site, start = one_node(guarded)
-    with site:
-        running = start()
+    with one_node(guarded) as (site, running):
         source = site.pods["w0"].address
 
         def make(sequence: int) -> list[tuple[str, bytes]]:
@@ -142,9 +134,7 @@ def control_packets(guarded: bool = True) -> Outcome:
 
 def wrappings(guarded: bool = True) -> Outcome:
     """Gradients with a worker's bit in IP options, first fragments, and with a UDP length that lies."""
-    site, start = one_node(guarded)
-    with site:
-        running = start()
+    with one_node(guarded) as (site, running):
         s = inside(site.pods["mallory"].namespace, raw_socket)
         source, target = site.pods["w0"].address, site.pods["ps"].address
 
@@ -164,28 +154,15 @@ def wrappings(guarded: bool = True) -> Outcome:
 
 def superframes(guarded: bool = True) -> Outcome:
     """A worker of the job sends the bits of the other one, and sums of both, with UDP segmentation."""
-    site, start = one_node(guarded)
-    with site:
-        running = start()
-        pod = site.pods["w0"]
-
-        def make() -> socket.socket:
-            s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-            s.bind((pod.address, 0))
-            return s
-
-        s = inside(pod.namespace, make)
+    with one_node(guarded) as (site, running):
+        s = site.pods["w0"].socket()
         target = site.pods["ps"].address
 
         def send(sequence: int) -> int:
             common = {"job_id": 1, "bitmap1": 1, "fan_in_degree0": 2, "fan_in_degree1": 1}
-            other = [packet(62, 10**8, sequence=(sequence + n) & 0xFFFFFF, bitmap0=2, **common) for n in range(8)]
-            sums = [
-                packet(62, 10**8, sequence=(sequence + n) & 0xFFFFFF, bitmap0=3, **{EDGE: 1}, **common)
-                for n in range(8)
-            ]
-            superframe(s, target, other)
-            superframe(s, target, sums)
+            numbers = [(sequence + n) & 0xFFFFFF for n in range(8)]
+            for fields in ({"bitmap0": 2}, {"bitmap0": 3, EDGE: 1}):
+                superframe(s, target, [packet(62, 10**8, sequence=n, **fields, **common) for n in numbers])
             return 16
 
         return assault(site, "superframes", "w0", running, send)
@@ -193,18 +170,10 @@ def superframes(guarded: bool = True) -> Outcome:
 
 def stolen_sum(guarded: bool = True) -> Outcome:
     """A worker resends and duplicates to a pod outside: the switch would put the sum into what leaves for there."""
-    site, start = one_node(guarded)
-    with site:
-        running = start()
+    with one_node(guarded) as (site, running):
         thief = site.pods["mallory"]
 
-        def listen() -> socket.socket:
-            s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-            s.bind((thief.address, UDP_PORT))
-            s.settimeout(0.2)
-            return s
-
-        s = inside(thief.namespace, listen)
+        s = thief.socket(UDP_PORT, 0.2)
         sender = inside(site.pods["w1"].namespace, raw_socket)
         source = site.pods["w1"].address
 
@@ -217,9 +186,8 @@ def stolen_sum(guarded: bool = True) -> Outcome:
 
         result = assault(site, "stolen sum", "w1", running, send)
         stolen = drain(s)
-        held = result.held and not stolen
-        return Outcome(result.name, result.packets, result.wrong_sums, result.named_attacker, held,
-                       f"{len(stolen)} packets reached the thief; {result.detail}")  # fmt: skip
+        detail = f"{len(stolen)} packets reached the thief; {result.detail}"
+        return replace(result, held=result.held and not stolen, detail=detail)
 
 
 def drain(s: socket.socket) -> list[bytes]:
@@ -257,8 +225,7 @@ def uplink(guarded: bool = True, own_address: bool = True, ack: bool = False) ->
 
 def host_only(guarded: bool = True) -> Outcome:
     """The same against a job without aggregators, by a stranger and between two jobs."""
-    site = Site((*ONE_NODE, "x0", "xps"))
-    with site:
+    with Site((*ONE_NODE, "x0", "xps")) as site:
         victim = site.plan("victim", ["w0", "w1"], "ps", aggregate=False)
         beside = site.plan("beside", ["x0"], "xps", aggregate=False)
         site.apply([victim, beside], guarded)
@@ -276,11 +243,7 @@ def host_only(guarded: bool = True) -> Outcome:
 
 def queue_filled(guarded: bool = True) -> Outcome:
     """Raw packets of a stranger fill the queue that marks ECN for the job."""
-    site = Site(ONE_NODE, switch_options=("--port-rate", str(10**9), "--port-threshold", "1000000"))
-    with site:
-        job = site.plan("victim", ["w0", "w1"], "ps")
-        site.apply([job], guarded)
-        running = site.start(job)
+    with one_node(guarded, "--port-rate", str(10**9), "--port-threshold", "1000000") as (site, running):
         source, payload = site.pods["mallory"].address, packet(62, 1.0, job_id=1, bitmap0=1, bitmap1=1, **{RAW: 1})
 
         def make(sequence: int) -> list[tuple[str, bytes]]:
@@ -288,26 +251,16 @@ def queue_filled(guarded: bool = True) -> Outcome:
 
         result = assault(site, "a filled queue", "mallory", running, from_pod(site, "mallory", "ps", make))
         marks = sum(worker.metrics()["ecn_marks"] for worker in running.workers)
-        return Outcome(result.name, result.packets, result.wrong_sums, result.named_attacker, result.held and not marks,
-                       f"{marks} ECN marks; {result.detail}")  # fmt: skip
+        return replace(result, held=result.held and not marks, detail=f"{marks} ECN marks; {result.detail}")
 
 
 def strangers_traffic(guarded: bool = True) -> Outcome:
     """By the switch, not by a pod: other people's datagrams to that port must all arrive, whatever they say."""
-    site, start = one_node(guarded)
-    with site:
-        running = start()
+    with one_node(guarded) as (site, running):
         receiver = site.pods["other"]
 
-        def listen() -> socket.socket:
-            s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
-            s.bind((receiver.address, UDP_PORT))
-            s.settimeout(0.5)
-            return s
-
-        s = inside(receiver.namespace, listen)
-        sender = inside(site.pods["mallory"].namespace, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        s = receiver.socket(UDP_PORT, 0.5)
+        sender = site.pods["mallory"].socket()
         payloads = [
             bytes([first]) + bytes(length) for first in (0, 1, 2, 255) for length in (0, 1, 14, 15, 16, 263, 1200)
         ]

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import select
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from google.protobuf import text_format
+from switch_agent.process import Process, ask_agent
 
 from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api
 from atp_operator.allocation import Refusal
@@ -38,22 +36,6 @@ LIBRARY = ROOT / "softswitch" / "build" / "libatp_switch.so"
 CLONE_NEWNET = 0x40000000
 AGGREGATORS = 1024
 _T = TypeVar("_T")
-
-APPLY = """
-import sys, time
-import grpc
-from google.protobuf import text_format
-from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api, switchagent_pb2_grpc as api_grpc
-stub = api_grpc.SwitchAgentStub(grpc.insecure_channel(sys.argv[1]))
-text = sys.stdin.read()
-if text:
-    stub.ApplyDesiredState(text_format.Parse(text, api.DesiredState()), timeout=20, wait_for_ready=True)
-    deadline = time.monotonic() + 20
-    while not stub.GetObservedState(api.GetObservedStateRequest()).in_sync and time.monotonic() < deadline:
-        time.sleep(0.05)
-told = next(iter(stub.StreamTelemetry(api.TelemetryRequest(), timeout=10)))
-print(text_format.MessageToString(told))
-"""
 
 
 def ip(*words: str) -> str:
@@ -96,38 +78,17 @@ class Pod:
     device: str
     """The node's end of its veth."""
 
+    def socket(self, port: int = 0, timeout: float | None = None) -> socket.socket:
+        """A UDP socket of the pod, under its own address."""
 
-class Program:
-    """A program of the product that logs JSON lines, the first interesting one with the message `serving`."""
+        def make() -> socket.socket:
+            s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+            s.bind((self.address, port))
+            s.settimeout(timeout)
+            return s
 
-    def __init__(self, namespace: str, module: str, *arguments: str) -> None:
-        command = ["ip", "netns", "exec", namespace, sys.executable, "-m", module, *arguments]
-        self.child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-        self.lines: list[str] = []
-        self.started: dict[str, Any] = {}
-        self._serving = threading.Event()
-        threading.Thread(target=self._read, daemon=True).start()
-        if not self._serving.wait(30) or not self.started:
-            self.stop()
-            raise RuntimeError(f"{module} did not start: {self.lines[-3:]}")
-
-    def _read(self) -> None:
-        assert self.child.stderr is not None
-        for text in self.child.stderr:
-            self.lines.append(text)
-            with contextlib.suppress(ValueError):
-                line = json.loads(text)
-                if line["message"] == "serving":
-                    self.started = line
-                    self._serving.set()
-        self._serving.set()
-
-    def stop(self) -> None:
-        self.child.terminate()
-        try:
-            self.child.wait(10)
-        except subprocess.TimeoutExpired:
-            self.child.kill()
+        return inside(self.namespace, make)
 
 
 @dataclass
@@ -165,7 +126,7 @@ class Site:
         self._nodes = list(nodes)
         self._options = tuple(switch_options)
         self._stack = contextlib.ExitStack()
-        self._agents: list[Program] = []
+        self._agents: list[Process] = []
         self._generation = 0
         self.running: dict[str, Running] = {}
 
@@ -253,24 +214,30 @@ class Site:
         inside(self.namespace(number), send)
 
     def _switch(self, number: int) -> None:
-        node = self.namespace(number)
-        switch = Program(
-            node,
+        switch = self._start(
+            number,
             "atp_softswitch",
             *("serve", "--listen", "127.0.0.1:0", "--health-listen", "127.0.0.1:0", "--library", str(LIBRARY)),
             *("--mode", "tc", "--attach", "veth", "--aggregators", str(AGGREGATORS), "--values", str(self.values)),
             *self._options,
         )
-        self._stack.callback(switch.stop)
-        agent = Program(
-            node,
+        agent = self._start(
+            number,
             "atp_switch_agent",
             *("serve", "--switch-name", f"s{number}", "--listen", "127.0.0.1:0", "--health-listen", "127.0.0.1:0"),
             *("--insecure-loopback", "--p4runtime", f"127.0.0.1:{switch.started['p4runtime_port']}"),
             *("--ports", "host-veth"),
         )
-        self._stack.callback(agent.stop)
         self._agents.append(agent)
+
+    def _start(self, number: int, module: str, *arguments: str) -> Process:
+        process = Process.run(module, *arguments, prefix=self._on_node(number))
+        self._stack.callback(process.stop)
+        return process
+
+    def _on_node(self, number: int) -> tuple[str, ...]:
+        """Prefix that runs a command on a node."""
+        return ("ip", "netns", "exec", self.namespace(number))
 
     # -- control -----------------------------------------------------------------------------------
 
@@ -329,7 +296,7 @@ class Site:
                 jobs=desired_jobs(switch, jobs),
                 guards=desired_guards(switch, jobs) if guarded else (),
             )
-            told = self._ask(number, text_format.MessageToString(state))
+            told = self._ask(number, state)
             assert told.observed.in_sync, told.observed
 
     def _forget_addresses(self) -> None:
@@ -341,13 +308,8 @@ class Site:
             ip("-n", node, "link", "set", pod.device, "alias", "router")  # an event: the switch looks again
         time.sleep(1.0)
 
-    def _ask(self, number: int, text: str = "") -> api.Telemetry:
-        target = f"127.0.0.1:{self._agents[number].started['grpc_port']}"
-        command = ["ip", "netns", "exec", self.namespace(number), sys.executable, "-c", APPLY, target]
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
-        if done.returncode != 0:
-            raise RuntimeError(done.stderr)
-        return text_format.Parse(done.stdout, api.Telemetry())
+    def _ask(self, number: int, state: api.DesiredState | None = None) -> api.Telemetry:
+        return ask_agent(self._on_node(number), self._agents[number], state)
 
     def culprits(self) -> dict[str, int]:
         """Packets that were dropped, by the pod that sent them as the switches name it; '?': nobody knows.

@@ -71,11 +71,10 @@ def test_many_operations_and_what_was_counted(job: Job) -> None:
             assert client.read(op * 4096, 500) == [op / 2 + 1] * 500
 
     def summed() -> int:
-        # A transport's figures are up to 20 ms old.
         clients[0].send({"type": "stats"})
         stats = clients[0].expect("stats")
         assert stats["gradient_packets"] >= 50 * 9
-        # Asked from the parameter server: nothing aggregates here, so it sums everything.
+        # Nothing aggregates here, so the parameter server sums everything. Asked from there, up to 20 ms old.
         assert stats["aggregated_packets"] == 0
         return int(stats["host_summed_packets"])
 

@@ -3,71 +3,19 @@
 
 from __future__ import annotations
 
-import json
-import queue
 import socket
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from switch_agent.bmv2 import Bmv2, reason_not_to_run
+from switch_agent.process import Process
 from switch_agent.switches import Software, Switch
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIBRARY = REPOSITORY / "softswitch" / "build" / "libatp_switch.so"
-
-
-@dataclass
-class Process:
-    """A child that logs JSON lines; `started` is its line with the message `serving`."""
-
-    child: subprocess.Popen[str]
-    lines: list[dict[str, Any]] = field(default_factory=list)
-    _serving: queue.Queue[dict[str, Any]] = field(default_factory=queue.Queue)
-    started: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def run(cls, module: str, *arguments: str, prefix: tuple[str, ...] = ()) -> Process:
-        command = [*prefix, sys.executable, "-m", module, *arguments]
-        child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY)
-        process = cls(child)
-        threading.Thread(target=process._read, daemon=True).start()
-        try:
-            process.started = process._serving.get(timeout=30)
-        except queue.Empty:
-            process.stop()
-            raise AssertionError(f"{module} did not start: {process.lines}") from None
-        if not process.started:
-            raise AssertionError(f"{module} ended with {child.wait()}: {process.lines}")
-        return process
-
-    def _read(self) -> None:
-        assert self.child.stderr is not None
-        for text in self.child.stderr:
-            try:
-                line = json.loads(text)
-            except ValueError:
-                line = {"message": text}
-            self.lines.append(line)
-            if line["message"] == "serving":
-                self._serving.put(line)
-        self._serving.put({})
-
-    def kill(self) -> None:
-        """End it at once, as a crash does."""
-        self.child.kill()
-        self.child.wait(timeout=10)
-
-    def stop(self) -> int:
-        """SIGTERM, and its exit status."""
-        self.child.terminate()
-        return self.child.wait(timeout=15)
 
 
 @pytest.fixture

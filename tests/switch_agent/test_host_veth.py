@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from switch_agent.process import ask_agent
 
 from atp_switch_agent.host_veth import ForwardingEntry, HostVethPorts, HostView, Neighbour, Route
 from atp_switch_agent.planner import EndpointKey, Port
@@ -192,25 +193,6 @@ class TestResolver:
         ]
 
 
-APPLY = """
-import sys, time
-import grpc
-from google.protobuf import text_format
-from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api, switchagent_pb2_grpc as api_grpc
-stub = api_grpc.SwitchAgentStub(grpc.insecure_channel(sys.argv[1]))
-wanted = text_format.Parse(sys.stdin.read(), api.DesiredState())
-stub.ApplyDesiredState(wanted, timeout=20, wait_for_ready=True)
-deadline = time.monotonic() + 15
-while True:
-    observed = stub.GetObservedState(api.GetObservedStateRequest())
-    if observed.in_sync or time.monotonic() > deadline:
-        break
-    time.sleep(0.1)
-told = next(iter(stub.StreamTelemetry(api.TelemetryRequest(), timeout=10)))
-print(text_format.MessageToString(told))
-"""
-
-
 def gradient(rank: int, sequence: int, values: list[int], *, ack: bool = False) -> bytes:
     bitmap0 = 0b111 if ack else 1 << rank
     flags = 3 << 27 | 1 << 22 | int(ack) << 17 | 5
@@ -225,8 +207,6 @@ class TestTc:
     def test_a_sum_between_pods(
         self, node: Node, processes: Callable[..., Any], library: Path, until: Callable[..., Any]
     ) -> None:
-        from google.protobuf import text_format
-
         from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api
 
         switch = processes(
@@ -255,13 +235,7 @@ class TestTc:
             guard.hosts.add(bit=rank).endpoint.address = address
 
         def apply() -> api.Telemetry:
-            done = node.run(
-                sys.executable,
-                *("-c", APPLY, f"127.0.0.1:{agent.started['grpc_port']}"),
-                input=text_format.MessageToString(wanted),
-            )
-            assert done.returncode == 0, done.stderr
-            return text_format.Parse(done.stdout, api.Telemetry())
+            return ask_agent(node.command(), agent, wanted)
 
         told = apply()
         assert told.observed.in_sync, (told.observed, agent.lines)

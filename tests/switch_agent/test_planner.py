@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api
@@ -185,7 +185,7 @@ def walk(now: State, wanted: State, changes: Diff, shuffle: random.Random) -> No
     assert held == wanted
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None)
 @given(states(), states(), st.randoms(use_true_random=False))
 def test_every_step_from_one_state_to_another_is_safe(now: State, wanted: State, shuffle: random.Random) -> None:
     changes = diff(now, wanted)
@@ -193,7 +193,7 @@ def test_every_step_from_one_state_to_another_is_safe(now: State, wanted: State,
     assert diff(wanted, wanted).empty
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None)
 @given(desired_states(), st.data(), st.randoms(use_true_random=False))
 def test_every_step_is_safe_when_pods_move(
     desired: api.DesiredState, data: st.DataObject, shuffle: random.Random
@@ -212,7 +212,7 @@ def test_every_step_is_safe_when_pods_move(
     walk(now, wanted, changes, shuffle)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None)
 @given(states(), states(), st.randoms(use_true_random=False), st.data())
 def test_an_interrupted_change_converges(
     now: State, wanted: State, shuffle: random.Random, data: st.DataObject
@@ -231,7 +231,7 @@ def test_an_interrupted_change_converges(
     assert held == other
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None)
 @given(states(), st.data())
 def test_any_leftovers_are_repaired(wanted: State, data: st.DataObject) -> None:
     """Entries deleted or added behind the agent's back."""
@@ -333,6 +333,20 @@ def test_a_new_epoch_tears_the_job_down_first() -> None:
     assert changes.resets == {3}
     assert sum(len(batch) for batch in changes.removals) == len(now)
     assert {update.op for batch in changes.additions for update in batch} == {Op.INSERT}
+
+
+def test_a_job_whose_hosts_all_change_is_torn_down_first() -> None:
+    """In between it would be known without a guard: an address may be another job's first, so none can be kept."""
+
+    def state(*addresses: str) -> State:
+        hosts = [api.Host(endpoint=api.Endpoint(address=address, port=1)) for address in addresses]
+        guard = api.Guard(uid="u", epoch=1, job_id=3, hosts=hosts)
+        return combine({3: plan_job(example(), port_of, LIMITS)}, {"u": plan_guard(guard, port_of)})
+
+    assert diff(state("10.0.0.1", "10.0.0.2"), state("10.0.0.3", "10.0.0.4")).resets == {3}
+    changes = diff(state("10.0.0.1", "10.0.0.2"), state("10.0.0.2", "10.0.0.3"))
+    assert not changes.resets and {u.entry.table for batch in changes.batches for u in batch} == {HOST}
+    walk(state("10.0.0.1"), state("10.0.0.2"), diff(state("10.0.0.1"), state("10.0.0.2")), random.Random(1))
 
 
 def test_a_moved_worker_changes_its_own_entries_only() -> None:

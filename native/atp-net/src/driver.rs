@@ -74,6 +74,11 @@ impl<C> Sender<C> {
     pub fn send(&self, command: C) -> bool {
         self.0.send(command)
     }
+
+    /// Figures as they are now, for an endpoint that tells somebody to read them.
+    pub fn publish(&self, snapshot: Snapshot) {
+        *lock(&self.0.snapshot) = snapshot;
+    }
 }
 
 impl<E: Commanded + 'static> Driver<E> {

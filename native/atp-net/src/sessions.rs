@@ -224,7 +224,10 @@ impl<G: Groups> Sessions<G> {
                 self.disown(group, number);
             }
             Call::Grow { bytes } => self.grow(number, bytes),
-            Call::Stats => self.board.push(SessionEvent::Stats { session: number }),
+            Call::Stats => {
+                self.commands.publish(self.groups.snapshot());
+                self.board.push(SessionEvent::Stats { session: number });
+            }
             Call::Bye => return Err((End::Left, "bye".to_owned())),
         }
         Ok(())
