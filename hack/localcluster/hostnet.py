@@ -42,6 +42,9 @@ FOLDERS = (
     "/opt/containerd",
 )
 
+# What pods of the cluster leave on the node for their successors.
+POD_FOLDERS = ("/sys/fs/bpf/atp", "/run/atp-softswitch")
+
 CGROUP_CONTROLLERS = (
     "cpu",
     "cpuacct",
@@ -75,7 +78,7 @@ def remember(paths: Paths) -> None:
     paths.state.mkdir(parents=True, exist_ok=True)
     before = {
         "sysctls": {name: _read_sysctl(name) for name in SYSCTLS},
-        "folders": [folder for folder in FOLDERS if Path(folder).exists()],
+        "folders": [folder for folder in (*FOLDERS, *POD_FOLDERS) if Path(folder).exists()],
         "bpffs": _is_mounted("/sys/fs/bpf"),
     }
     partial = paths.host_before.with_suffix(".partial")
@@ -265,7 +268,7 @@ def restore(paths: Paths) -> None:
     for name, value in before["sysctls"].items():
         if value is not None and _read_sysctl(name) != value:
             (Path("/proc/sys") / name).write_text(value)
-    for folder in FOLDERS:
+    for folder in (*FOLDERS, *POD_FOLDERS):
         if folder not in before["folders"]:
             unmount_below(Path(folder))
             shutil.rmtree(folder, ignore_errors=True)

@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import ipaddress
 import logging
+import shutil
 import sys
 import urllib.request
 from collections.abc import Sequence
@@ -74,7 +75,22 @@ def build_parser() -> argparse.ArgumentParser:
     serve.add_argument("--p4info", type=Path, help="contract that a pushed p4info must match (default: its own)")
     serve.add_argument("--library", help=f"libatp_switch.so (or ${ENV_LIBRARY})")
     serve.add_argument("--object-dir", help=f"folder of the compiled BPF objects (or ${ENV_OBJECT_DIR})")
+    serve.add_argument(
+        "--pin-dir",
+        type=Path,
+        help="folder in a BPF file system: tables and programs outlive this process, and the next one takes them over",
+    )
+    serve.add_argument("--state-dir", type=Path, help="folder for what belongs to --pin-dir; best on a tmpfs")
+    serve.add_argument(
+        "--keep-seconds",
+        type=int,
+        default=600,
+        help="with --pin-dir: so long after this process everything is ordinary traffic to the programs that it left",
+    )
     serve.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    clean = commands.add_parser("clean", help="take off what a switch with --pin-dir left")
+    clean.add_argument("--pin-dir", type=Path, required=True)
+    clean.add_argument("--state-dir", type=Path, required=True)
     health = commands.add_parser("health", help="exit 0 if a switch on this host is alive (for exec probes)")
     health.add_argument("--address", type=_endpoint, default=("127.0.0.1", 9561), help="its --health-listen")
     return parser
@@ -91,6 +107,20 @@ def _health(options: argparse.Namespace) -> int:
         return 1
 
 
+def _clean(options: argparse.Namespace) -> int:
+    """What is attached goes with the last name that it has in the BPF file system."""
+    for folder in (options.pin_dir, options.state_dir):
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            print(f"cannot remove {folder}: {error}", file=sys.stderr)
+            return 1
+        print(f"removed {folder}")
+    return 0
+
+
 def _check(options: argparse.Namespace) -> str | None:
     if options.mode == "relay" and options.relay_address is None:
         return "--mode relay needs --relay-address"
@@ -98,6 +128,12 @@ def _check(options: argparse.Namespace) -> str | None:
         return "--attach and --xdp belong to the BPF modes; a relay has a UDP socket"
     if options.mode == "xdp" and not options.xdp:
         return "--mode xdp needs --xdp IFNAME"
+    if (options.pin_dir is None) != (options.state_dir is None):
+        return "--pin-dir and --state-dir belong together"
+    if options.pin_dir is not None and options.mode == "relay":
+        return "--pin-dir belongs to the BPF modes"
+    if options.keep_seconds < 1:
+        return "--keep-seconds must be at least 1"
     if not 1 <= options.aggregators <= 65536:
         return "--aggregators must be 1..65536"
     return None
@@ -109,6 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.command == "health":
         return _health(options)
+    if options.command == "clean":
+        return _clean(options)
     wrong = _check(options)
     if wrong:
         parser.error(wrong)

@@ -31,6 +31,8 @@ from .pipeline import Counter, Pipeline, Register, Table
 
 _INSERT, _MODIFY, _DELETE = p4r.Update.INSERT, p4r.Update.MODIFY, p4r.Update.DELETE
 
+_INSERT_ORDER = ("replica", "region", "host", "job", "admission", "transit", "ps_port")
+"""In which each state in between is safe: a job is never known without its guard."""
 _WITH_PORT = frozenset({"admission", "transit", "ps_port", "replica"})
 _OWNER = {"replica": "multicast group"}
 
@@ -83,7 +85,8 @@ class Device:
         self._groups: dict[int, Group] = {}
         self._known_jobs: set[int] = set()
         self._live_groups: set[int] = set()
-        self._counter_base: dict[tuple[int, int], int] = {}
+        self.counter_bases: dict[tuple[int, int], int] = {}
+        """(counter ID, index) -> what the data path had counted at the controller's zero."""
         self._occupancy: dict[int, tuple[float, int]] = {}
 
     # -- state -------------------------------------------------------------------------------------
@@ -113,15 +116,37 @@ class Device:
                 self._put(name, entry.key, None)
         for group in self.groups():
             self._put(None, group.group_id, None)
-        self._counter_base.clear()
+        self.counter_bases.clear()
 
     def copy_into(self, other: Device) -> None:
-        """Insert all entries and groups of this device into another one."""
+        """Insert all entries and groups of this device into another one, which is empty.
+
+        Its data path may hold some of them already, and forwards by them meanwhile: so it is told of each job and group
+        once, when they are whole.
+        """
         for group in self.groups():
-            other._put(None, group.group_id, group)
-        for name in ("replica", "region", "host", "job", "admission", "transit", "ps_port"):
+            other._store(None, group.group_id, group)
+        for name in _INSERT_ORDER:
             for entry in self.entries(name):
-                other._put(name, entry.key, entry)
+                other._store(name, entry.key, entry)
+        try:
+            for group_id in other._groups:
+                other._realise_group(group_id)
+            for name in _INSERT_ORDER:
+                if name not in ("replica", "region"):
+                    for entry in self.entries(name):
+                        other._realise(name, entry.key, None, entry)
+        except DataplaneError as error:
+            code = _CODE_OF_ERRNO.get(error.errno, Code.INTERNAL)
+            raise P4RuntimeError(code, f"the data path refused: {error}") from error
+        other.counter_bases.update(self.counter_bases)
+
+    def entities(self) -> Iterator[p4r.Entity]:
+        """All entries and groups, in an order in which they can be inserted."""
+        yield from map(encode_group, self.groups())
+        for name in _INSERT_ORDER:
+            for entry in self.entries(name):
+                yield encode_entry(entry, self.pipeline)
 
     # -- writes ------------------------------------------------------------------------------------
 
@@ -400,11 +425,11 @@ class Device:
         index = _index(message.index.index, counter.size, f"counter {counter.name}")
         value = message.data.byte_count if counter.counts_bytes else message.data.packet_count
         # The data path only counts up; a written value is an offset kept here.
-        self._counter_base[counter.id, index] = self.dataplane.read_counters(index)[counter.name] - value
+        self.counter_bases[counter.id, index] = self.dataplane.read_counters(index)[counter.name] - value
 
     def read_counter(self, counter: Counter, index: int, raw: int) -> int:
         """Value of a counter cell from what the data path counted."""
-        return raw - self._counter_base.get((counter.id, index), 0)
+        return raw - self.counter_bases.get((counter.id, index), 0)
 
     # -- reads -------------------------------------------------------------------------------------
 

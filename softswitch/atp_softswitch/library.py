@@ -28,6 +28,7 @@ from .errors import DataplaneError
 
 _COUNTERS_MAX = 64
 _DROPS = 5
+_INTERFACES_MAX = 4096
 
 
 class _Region(ctypes.Structure):
@@ -97,6 +98,7 @@ class _Options(ctypes.Structure):
         ("values", c_uint32),
         ("stale_ns", c_uint64),
         ("object_dir", c_char_p),
+        ("pin_dir", c_char_p),
     )
 
 
@@ -104,6 +106,9 @@ _HANDLE = c_void_p
 _SIGNATURES: dict[str, list[Any]] = {
     "atp_switch_open_bpf": [POINTER(_Options), POINTER(_HANDLE)],
     "atp_switch_open_native": [POINTER(_Options), POINTER(_HANDLE)],
+    "atp_switch_reset": [_HANDLE],
+    "atp_switch_keep": [_HANDLE, c_uint32],
+    "atp_switch_left_attached": [_HANDLE, POINTER(c_uint32), c_uint32],
     "atp_switch_set_job": [_HANDLE, c_uint8, POINTER(_JobConfig)],
     "atp_switch_delete_job": [_HANDLE, c_uint8],
     "atp_switch_set_admission": [_HANDLE, POINTER(_AdmissionKey)],
@@ -132,8 +137,12 @@ _SIGNATURES: dict[str, list[Any]] = {
 }
 
 
-def _advice(number: int, values: int, object_dir: Path | None) -> str:
+def _advice(number: int, values: int, object_dir: Path | None, pin_dir: Path | None) -> str:
     """What to do when the BPF data path cannot be opened."""
+    if number == errno.EBUSY and pin_dir:
+        return f"; another switch has {pin_dir} open: one of them at a time"
+    if number == errno.EMEDIUMTYPE:
+        return f"; {pin_dir} is in no BPF file system: mount one (mount -t bpf bpf /sys/fs/bpf)"
     if number in (errno.EPERM, errno.EACCES):
         return "; BPF needs the capabilities BPF, NET_ADMIN and PERFMON"
     if number == errno.ENOENT:
@@ -195,7 +204,9 @@ class SwitchLibrary:
         values: int,
         object_dir: Path | None = None,
         stale_ns: int = 0,
+        pin_dir: Path | None = None,
     ) -> None:
+        """`pin_dir`: a folder of a BPF file system where tables and attachments outlive this process."""
         self._lib = ctypes.CDLL(str(library), use_errno=True)
         for name, arguments in _SIGNATURES.items():
             function = getattr(self._lib, name)
@@ -203,6 +214,8 @@ class SwitchLibrary:
             function.restype = c_int
         self._lib.atp_switch_close.argtypes = [_HANDLE]
         self._lib.atp_switch_close.restype = None
+        self._lib.atp_switch_token.argtypes = [_HANDLE]
+        self._lib.atp_switch_token.restype = c_uint64
         self._lib.atp_counter_names.restype = POINTER(c_char_p)
         self._lib.atp_drop_names.restype = POINTER(c_char_p)
         self._counter_names = _names(self._lib.atp_counter_names())
@@ -214,11 +227,12 @@ class SwitchLibrary:
         self._values = values
         self._target = "software-bpf" if bpf else "software-relay"
         self._handle = _HANDLE()
-        options = _Options(aggregators, values, stale_ns, str(object_dir).encode() if object_dir else None)
+        folders = [os.fsencode(folder) if folder else None for folder in (object_dir, pin_dir)]
+        options = _Options(aggregators, values, stale_ns, *folders)
         opener = "atp_switch_open_bpf" if bpf else "atp_switch_open_native"
         status = getattr(self._lib, opener)(byref(options), byref(self._handle))
         if status < 0:
-            raise DataplaneError(opener, -status, os.strerror(-status) + _advice(-status, values, object_dir))
+            raise DataplaneError(opener, -status, os.strerror(-status) + _advice(-status, values, object_dir, pin_dir))
 
     @property
     def target(self) -> str:
@@ -237,8 +251,26 @@ class SwitchLibrary:
         """Names of the counters, in the library's order."""
         return self._counter_names
 
+    @property
+    def token(self) -> int:
+        """A number of the tables, the same for all that take them over; 0: they go with this switch."""
+        return int(self._lib.atp_switch_token(self._handle))
+
+    def reset(self) -> None:
+        """Empty all tables and free all aggregators."""
+        self._call("atp_switch_reset")
+
+    def keep(self, seconds: int) -> None:
+        """When this was not called for so long, all is ordinary traffic to the data path until it is."""
+        self._call("atp_switch_keep", seconds)
+
+    def left_attached(self) -> frozenset[int]:
+        """Interfaces that an earlier switch left attached and that were not attached or detached since."""
+        found = (c_uint32 * _INTERFACES_MAX)()
+        return frozenset(found[: self._call("atp_switch_left_attached", found, _INTERFACES_MAX)])
+
     def close(self) -> None:
-        """Detach from every interface and free the switch. Safe to call twice."""
+        """Free the switch; without pin_dir, detach from every interface. Safe to call twice."""
         with self._lock:
             if self._handle:
                 self._lib.atp_switch_close(self._handle)

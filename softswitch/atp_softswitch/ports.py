@@ -156,8 +156,10 @@ class PortKeeper:
         sources: Sources,
         selection: Selection,
         used: Callable[[], Container[int]] = frozenset,
+        left: Callable[[], Iterable[int]] = tuple,
     ) -> None:
-        """`used` tells the ports that table entries name now."""
+        """`used` tells the ports that table entries name now, `left` what an earlier switch left attached."""
+        self._left = left
         self.label = label
         self._used = used
         self._changed = asyncio.Event()
@@ -207,6 +209,8 @@ class PortKeeper:
             self._attached[ifindex] = name
             self._refused.pop(ifindex, None)
             log.info("attached", extra={"hook": self.label, "interface": name, "ifindex": ifindex})
+        for ifindex in sorted(set(self._left()) - set(wanted)):
+            self._detach(ifindex, known[ifindex].name if ifindex in known else "")
 
     @property
     def waiting(self) -> bool:

@@ -5,20 +5,27 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import logging
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from atp_api.service.httpd import HealthServer, Pulse
 
+from .errors import DataplaneError
+from .journal import Journal
 from .library import SwitchLibrary, find_library, find_object_dir
 from .metrics import SwitchCollector
 from .pipeline import contract_path, load_p4info
 from .ports import PortKeeper, Selection, no_interface, no_neighbour
 from .server import P4RuntimeService, start
+
+_PREDECESSOR_SECONDS = 30.0
 
 log = logging.getLogger("atp_softswitch")
 
@@ -63,6 +70,8 @@ class _RatedHook:
 
     def detach(self, ifindex: int) -> None:
         self._hook.detach(ifindex)
+        if self._rate:
+            self._library.set_port_rate(ifindex, 0, 0)
 
 
 def _keepers(
@@ -73,7 +82,14 @@ def _keepers(
     words = options.attach or (["veth"] if options.mode == "tc" else ["none"])
     rated = (library, options.port_rate, options.port_threshold)
     keepers = [
-        PortKeeper("tc", _RatedHook(TcHook(library), *rated), library, Selection.parse(words, options.xdp), used)
+        PortKeeper(
+            "tc",
+            _RatedHook(TcHook(library), *rated),
+            library,
+            Selection.parse(words, options.xdp),
+            used,
+            library.left_attached,
+        )
     ]
     if options.xdp:
         names = Selection(False, frozenset(options.xdp))
@@ -98,17 +114,46 @@ class _Sweeper:
                 log.info("swept stale aggregators", extra={"freed": freed})
 
 
+async def _keep(library: SwitchLibrary, seconds: int) -> None:
+    """Say again and again that somebody looks after the tables."""
+    while True:
+        library.keep(seconds)
+        await asyncio.sleep(max(1.0, seconds / 10))
+
+
+async def _open(options: argparse.Namespace, path: Path) -> SwitchLibrary:
+    """The data path, with tables that outlive the process where the node has a file system for them.
+
+    A predecessor that is about to end is waited for.
+    """
+    pin_dir: Path | None = options.pin_dir
+    deadline = time.monotonic() + _PREDECESSOR_SECONDS
+    while True:
+        try:
+            return SwitchLibrary(
+                path,
+                bpf=options.mode != "relay",
+                aggregators=options.aggregators,
+                values=options.values,
+                object_dir=find_object_dir(options.object_dir, path),
+                stale_ns=options.stale_ms * 1_000_000,
+                pin_dir=pin_dir,
+            )
+        except DataplaneError as error:
+            if pin_dir is not None and error.errno == errno.EMEDIUMTYPE:
+                log.warning("tables go with this process", extra={"reason": str(error)})
+                pin_dir = None
+            elif pin_dir is not None and error.errno == errno.EBUSY and time.monotonic() < deadline:
+                await asyncio.sleep(0.2)
+            else:
+                raise
+
+
 async def serve(options: argparse.Namespace) -> int:
     """Run until SIGTERM or SIGINT; returns the exit status. OSError or DataplaneError if it cannot start."""
     path = find_library(options.library)
-    library = SwitchLibrary(
-        path,
-        bpf=options.mode != "relay",
-        aggregators=options.aggregators,
-        values=options.values,
-        object_dir=find_object_dir(options.object_dir, path),
-        stale_ns=options.stale_ms * 1_000_000,
-    )
+    library = await _open(options, path)
+    journal = Journal(options.state_dir / "entries.journal", library.token) if library.token else None
     keepers: list[PortKeeper] = []
     background: list[asyncio.Task[None]] = []
     stop = asyncio.Event()
@@ -125,11 +170,18 @@ async def serve(options: argparse.Namespace) -> int:
 
         contract = load_p4info(options.p4info or contract_path())
         no_port = no_neighbour if options.mode == "relay" else no_interface
-        service = P4RuntimeService(library, contract, options.device_id, changed, no_port)
+        service = P4RuntimeService(library, contract, options.device_id, changed, no_port, journal)
+        if journal:
+            if service.restore() and service.device:
+                log.info("tables taken over", extra={"jobs": len(service.device.jobs())})
+            else:
+                library.reset()
         keepers = _keepers(options, library, lambda: service.device.ports() if service.device else frozenset())
         server, port = await start(service, options.listen)
         sweeper = _Sweeper(library, options.sweep_seconds)
         background = [asyncio.create_task(keeper.run()) for keeper in keepers]
+        if journal:
+            background.append(asyncio.create_task(_keep(library, options.keep_seconds)))
         if options.sweep_seconds > 0:
             background.append(asyncio.create_task(sweeper.run()))
         registry = CollectorRegistry()
@@ -175,6 +227,9 @@ async def serve(options: argparse.Namespace) -> int:
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
-        for keeper in keepers:
-            keeper.close()
+        if journal:
+            journal.close()
+        else:
+            for keeper in keepers:
+                keeper.close()
         library.close()

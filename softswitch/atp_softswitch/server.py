@@ -18,6 +18,7 @@ from .arbitration import Arbiter, Notice
 from .dataplane import GROUP_MAX, PROFILES, AggregatorState, Dataplane, Host, JobConfig, PortDrops, Replica
 from .device import Device, NoPort
 from .errors import Code, P4RuntimeError
+from .journal import Journal
 from .pipeline import Pipeline, verify
 
 API_VERSION = "1.5.0"
@@ -105,7 +106,8 @@ async def _abort(context: Context, error: P4RuntimeError) -> NoReturn:
 
 
 class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
-    """One switch. Tables are empty and no pipeline is loaded at start: a controller must push it, and its state.
+    """One switch. Tables are empty and no pipeline is loaded at start: a controller must push it, and its state; unless
+    there is a journal of tables that were there before (`restore`).
 
     All state is touched in the event loop's thread only.
     """
@@ -117,8 +119,10 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         device_id: int = 1,
         on_change: Callable[[], None] = lambda: None,
         no_port: NoPort = lambda port: None,
+        journal: Journal | None = None,
     ) -> None:
         """`on_change` is called after entries of the committed pipeline may have changed; `no_port`: see Device."""
+        self._journal = journal
         self._no_port = no_port
         self._on_change = on_change
         self._dataplane = dataplane
@@ -138,6 +142,49 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     def streams(self) -> int:
         """Open controller streams."""
         return len(self._sessions)
+
+    # -- state that outlives the process -----------------------------------------------------------
+
+    def restore(self) -> bool:
+        """Take over what the journal says of the data path's tables. False: nothing, and they have to be emptied."""
+        saved = self._journal.load() if self._journal else None
+        if saved is None:
+            return False
+        try:
+            pipeline = verify(saved.config.p4info, self._contract)
+            staged = Device(pipeline, _StagedDataplane(self._dataplane))
+            results = staged.write(saved.updates, p4r.WriteRequest.CONTINUE_ON_ERROR)
+            if any(results):
+                return False
+            staged.counter_bases = saved.counter_bases
+            device = Device(pipeline, self._dataplane, self._no_port)
+            staged.copy_into(device)
+        except P4RuntimeError as error:
+            log.warning("cannot take over", extra={"code": error.code.name, "reason": error.message})
+            return False
+        self._live = _Loaded(saved.config, device)
+        self._write_down()
+        return True
+
+    def _write_down(self) -> None:
+        if self._journal and self._live:
+            device = self._live.device
+            self._journal.rewrite(self._live.config, device.entities(), device.counter_bases)
+
+    def _write_live(self, request: p4r.WriteRequest) -> list[P4RuntimeError | None]:
+        """Carry out a batch, written down before and after."""
+        device = self._current().device
+        updates = list(request.updates)
+        if self._journal is None or self._saved is not None:
+            return device.write(updates, request.atomicity)
+        bases = dict(device.counter_bases)
+        self._journal.begin(updates)
+        results = device.write(updates, request.atomicity)
+        changed = {cell: base for cell, base in device.counter_bases.items() if bases.get(cell) != base}
+        self._journal.end((result is None for result in results), changed)
+        if self._journal.is_long:
+            self._write_down()
+        return results
 
     # -- StreamChannel -----------------------------------------------------------------------------
 
@@ -239,6 +286,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             device = self._fresh(saved.device.pipeline)
             saved.device.copy_into(device)
             self._live = _Loaded(saved.config, device)
+            self._write_down()
             return
         if not request.HasField("config"):
             raise P4RuntimeError(Code.INVALID_ARGUMENT, "the request has no config")
@@ -252,16 +300,20 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         elif request.action == _SetRequest.VERIFY_AND_COMMIT:
             self._saved = None
             self._live = _Loaded(config, self._fresh(pipeline))
+            self._write_down()
         elif request.action == _SetRequest.RECONCILE_AND_COMMIT:
             # One program is realisable, so every entry stays valid under the new config.
             device = self._live.device if self._live else self._fresh(pipeline)
             device.pipeline = pipeline
             self._saved = None
             self._live = _Loaded(config, device)
+            self._write_down()
         else:
             raise P4RuntimeError(Code.INVALID_ARGUMENT, "the action of the request is not set")
 
     def _fresh(self, pipeline: Pipeline) -> Device:
+        if self._journal:
+            self._journal.forget()
         if self._live is not None:
             self._live.device.clear()
         return Device(pipeline, self._dataplane, self._no_port)
@@ -320,7 +372,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         try:
             election_id = election_number(request.election_id) if request.HasField("election_id") else None
             self._arbiter.check(request.device_id, _role_name(request.role, request.role_id), election_id)
-            results = self._current().device.write(list(request.updates), request.atomicity)
+            results = self._write_live(request)
         except P4RuntimeError as error:
             await _abort(context, error)
         self._on_change()

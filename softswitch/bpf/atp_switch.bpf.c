@@ -122,6 +122,13 @@ static __always_inline uint64_t atp_fine_now(void) {
     return bpf_ktime_get_ns();
 }
 
+/* Whether nobody has looked after the tables for long: what they say of jobs and hosts may not be true any more. */
+static __always_inline int atp_is_abandoned(void) {
+    uint64_t expires_ns = atp_control_area.expires_ns;
+
+    return expires_ns != 0 && atp_coarse_now() > expires_ns;
+}
+
 /*
  * The lock of an aggregator. Not bpf_spin_lock(): that turns interrupts off and on, which costs more than adding 62
  * values (39 of 96 ns, measured). It need not: these programs run with softirqs off and never in an interrupt, so no
@@ -674,7 +681,7 @@ static __always_inline enum atp_shape atp_tc_shape(struct __sk_buff *skb) {
  * before its first instruction; so this one only reads, and leaves ATP to another.
  */
 static __always_inline int atp_tc_entry(struct __sk_buff *skb, const uint32_t next) {
-    if (atp_tc_shape(skb) != ATP_SHAPE_FOREIGN)
+    if (atp_tc_shape(skb) != ATP_SHAPE_FOREIGN && !atp_is_abandoned())
         bpf_tail_call(skb, &atp_tail_calls, next);
     return TC_ACT_UNSPEC;
 }
@@ -706,7 +713,7 @@ int atp_tc_guard(struct __sk_buff *skb) {
     const struct iphdr *ip = data + ETH_HLEN;
     const struct atp_host *from;
 
-    if (shape == ATP_SHAPE_FOREIGN || data + ATP_OFF_HEADER > data_end)
+    if (shape == ATP_SHAPE_FOREIGN || data + ATP_OFF_HEADER > data_end || atp_is_abandoned())
         return TC_ACT_UNSPEC;
     to = atp_find_host(bpf_ntohl(ip->daddr));
     if (!to || to->port != skb->ifindex)
@@ -733,7 +740,7 @@ static __always_inline int atp_xdp_main(struct xdp_md *ctx) {
     uint64_t *c = NULL;
 
     shape = atp_shape_of(data, data_end);
-    if (shape == ATP_SHAPE_FOREIGN || data + ATP_OFF_HEADER > data_end)
+    if (shape == ATP_SHAPE_FOREIGN || data + ATP_OFF_HEADER > data_end || atp_is_abandoned())
         return XDP_PASS;
     source = atp_source(data);
     if (!atp_is_let_in(data, port, &f))

@@ -146,6 +146,11 @@ struct atp_switch_options {
     uint64_t stale_ns;    /* T; 0: ATP_STALE_NS */
     /* Where the compiled BPF objects are (BPF only); NULL: $ATP_OBJECT_DIR, else the directory of this library. */
     const char *object_dir;
+    /*
+     * BPF: a folder of a BPF file system where maps and attachments outlive the switch; whoever opens it next takes them
+     * over as they are. Only one at a time. NULL: all goes with the switch. -EMEDIUMTYPE: no BPF file system.
+     */
+    const char *pin_dir;
 };
 
 struct atp_switch;
@@ -154,6 +159,15 @@ struct atp_switch;
 int atp_switch_open_bpf(const struct atp_switch_options *options, struct atp_switch **out);
 int atp_switch_open_native(const struct atp_switch_options *options, struct atp_switch **out);
 void atp_switch_close(struct atp_switch *sw);
+
+/* A number of the tables, the same in every switch that takes them over; 0: they go with this one. */
+uint64_t atp_switch_token(const struct atp_switch *sw);
+/* Empty all tables and free all aggregators: jobs first, their guard last. */
+int atp_switch_reset(struct atp_switch *sw);
+/* With pin_dir: when nobody has called this for so long, everything is ordinary traffic until somebody does. 0: for ever. */
+int atp_switch_keep(struct atp_switch *sw, uint32_t seconds);
+/* BPF: interfaces that an earlier switch of this pin_dir left attached; returns how many, at most `count`. */
+int atp_switch_left_attached(struct atp_switch *sw, uint32_t *ifindexes, uint32_t count);
 
 /* Set or change a job. A change of values, bitmaps or regions frees its aggregators: old sums must meet no new packets. */
 int atp_switch_set_job(struct atp_switch *sw, uint8_t job_id, const struct atp_job_config *config);
@@ -190,7 +204,8 @@ int atp_switch_sweep(struct atp_switch *sw);
 int atp_switch_occupancy(struct atp_switch *sw, uint8_t job_id);
 
 /*
- * BPF: attach to and detach from an interface of the caller's network namespace; what is attached goes with the switch. An
+ * BPF: attach to and detach from an interface of the caller's network namespace; what is attached goes with the switch,
+ * unless it has a pin_dir. Where an earlier switch left something attached, the program is replaced without a gap. An
  * interface has either. XDP: at a NIC, for profiles whose frames fit one page (62 and 350); it brings a tc program for the
  * ACKs along. tc: between pods.
  */

@@ -8,6 +8,12 @@
 /* Head (4 words) and values of an aggregator of the largest profile. */
 #define ATP_COPY_WORDS (4 + 870 / 2)
 
+/*
+ * Maps that outlive a switch's process (atp_switch_options.pin_dir) are taken over by the next one only if this number
+ * is the same: raise it when a word of them changes its meaning. Sizes are compared anyway.
+ */
+#define ATP_PINNED_LAYOUT 1u
+
 /* Section .rodata: fixed before the programs are loaded. */
 struct atp_settings {
     uint64_t stale_ns;
@@ -33,6 +39,10 @@ struct atp_control_area {
     uint64_t base_ns;
     /* Known jobs without hosts: then whoever sends to the ATP port counts as a part of them, see atp_guard.h. */
     uint64_t unguarded_jobs;
+    /* Drawn when the maps are made: whoever keeps books about them can tell them from others. */
+    uint64_t token;
+    /* On the data path clock: nobody looks after the tables any more, everything is ordinary traffic. 0: never. */
+    uint64_t expires_ns;
     /* Each scan notes both clocks. */
     uint64_t seen_jiffies;
     uint64_t seen_ns;

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -18,6 +19,7 @@
 #include <bpf/bpf.h>
 #include <bpf/libbpf.h>
 
+#include "pins.h"
 #include "switch.h"
 
 /* BPF_TCX_INGRESS and BPF_TCX_EGRESS, which the headers of Linux 6.1 do not have. */
@@ -36,6 +38,7 @@ struct attachment {
     int tc_link;    /* tcx; -1: a classic tc filter */
     int guard_link; /* the same at the egress */
     int xdp_link;   /* -1: none */
+    bool left;      /* by an earlier switch, with its programs */
 };
 
 struct atp_bpf {
@@ -52,6 +55,7 @@ struct atp_bpf {
     } mapping[6];
     struct attachment *attachments;
     uint32_t attached;
+    struct atp_pins *pins; /* NULL: everything goes with the switch */
 };
 
 /* ---- the data path's part of the control plane ---- */
@@ -187,6 +191,24 @@ static int bpf_read_drops(struct atp_switch *sw, struct atp_port_drops *out, uin
     return result != 0 && result != -ENOENT ? result : (int)found;
 }
 
+static int bpf_read_hosts(struct atp_switch *sw, struct atp_held_host *out, uint32_t count) {
+    const struct atp_bpf *b = sw->bpf;
+    uint32_t found = 0;
+    uint32_t key;
+    int result = bpf_map_get_next_key(b->hosts, NULL, &key);
+
+    while (result == 0) {
+        if (found == count)
+            return -ENOSPC;
+        result = bpf_map_lookup_elem(b->hosts, &key, &out[found].host);
+        out[found].address = key;
+        found++;
+        if (result == 0)
+            result = bpf_map_get_next_key(b->hosts, &key, &key);
+    }
+    return result == -ENOENT ? (int)found : result;
+}
+
 static void bpf_set_unguarded(struct atp_switch *sw, uint32_t jobs) {
     __atomic_store_n(&sw->bpf->area->unguarded_jobs, jobs, __ATOMIC_RELEASE);
 }
@@ -237,44 +259,143 @@ static int attach_xdp(int program, uint32_t ifindex, int *link) {
     return *link < 0 ? *link : 0;
 }
 
+static void detach_link(struct atp_bpf *b, uint32_t ifindex, enum atp_pinned_hook hook, int link) {
+    if (b->pins != NULL)
+        atp_unpin_link(b->pins, ifindex, hook);
+    close(link);
+}
+
+static enum atp_pinned_hook ingress_hook(enum attach_kind kind) {
+    return kind == ATTACH_TC ? ATP_PINNED_TC : ATP_PINNED_TC_ACK;
+}
+
 /* Take off what attach() put on, in any order of failure: what is not there stays so. */
-static void detach(const struct attachment *a) {
+static void detach(struct atp_bpf *b, const struct attachment *a) {
     if (a->xdp_link >= 0)
-        close(a->xdp_link);
+        detach_link(b, a->ifindex, ATP_PINNED_XDP, a->xdp_link);
     if (a->tc_link >= 0)
-        close(a->tc_link);
+        detach_link(b, a->ifindex, ingress_hook(a->kind), a->tc_link);
     else
         detach_classic_tc(a->ifindex, BPF_TC_INGRESS);
     if (a->guard_link >= 0)
-        close(a->guard_link);
+        detach_link(b, a->ifindex, ATP_PINNED_GUARD, a->guard_link);
     else
         detach_classic_tc(a->ifindex, BPF_TC_EGRESS);
+}
+
+static int pin_links(const struct atp_bpf *b, const struct attachment *a) {
+    int result = 0;
+
+    if (b->pins == NULL)
+        return 0;
+    if (a->tc_link >= 0)
+        result = atp_pin_link(b->pins, a->ifindex, ingress_hook(a->kind), a->tc_link);
+    if (result == 0 && a->guard_link >= 0)
+        result = atp_pin_link(b->pins, a->ifindex, ATP_PINNED_GUARD, a->guard_link);
+    if (result == 0 && a->xdp_link >= 0)
+        result = atp_pin_link(b->pins, a->ifindex, ATP_PINNED_XDP, a->xdp_link);
+    return result;
+}
+
+/* When no program of an earlier switch is attached any more, maps of another layout have no use. */
+static void forget_other_layouts(const struct atp_bpf *b) {
+    for (uint32_t i = 0; i < b->attached; i++)
+        if (b->attachments[i].left)
+            return;
+    if (b->pins != NULL)
+        atp_pins_forget_others(b->pins);
+}
+
+/* Put the programs of this switch where an earlier one left its own: each packet meets the one or the other. */
+static int replace_programs(const struct atp_bpf *b, struct attachment *a) {
+    int result = 0;
+
+    if (a->tc_link < 0 || a->guard_link < 0 || (a->kind == ATTACH_XDP) != (a->xdp_link >= 0))
+        return -ENOENT; /* something of it is missing */
+    result = bpf_link_update(a->guard_link, b->tc_guard, NULL);
+    if (result == 0)
+        result = bpf_link_update(a->tc_link, a->kind == ATTACH_TC ? b->tc : b->tc_ack, NULL);
+    if (result == 0 && a->kind == ATTACH_XDP)
+        result = bpf_link_update(a->xdp_link, b->xdp, NULL);
+    a->left = result != 0;
+    return result;
+}
+
+static void remove_attachment(struct atp_bpf *b, struct attachment *a) {
+    detach(b, a);
+    *a = b->attachments[--b->attached];
+    forget_other_layouts(b);
+}
+
+static int add_attachment(struct atp_bpf *b, const struct attachment *new) {
+    struct attachment *more = realloc(b->attachments, (b->attached + 1) * sizeof(*more));
+
+    if (more == NULL)
+        return -ENOMEM;
+    b->attachments = more;
+    b->attachments[b->attached++] = *new;
+    return 0;
 }
 
 static int attach(struct atp_switch *sw, uint32_t ifindex, enum attach_kind kind) {
     struct atp_bpf *b = sw->bpf;
     struct attachment *old = find_attachment(b, ifindex);
     struct attachment new = {.ifindex = ifindex, .kind = kind, .tc_link = -1, .guard_link = -1, .xdp_link = -1};
-    struct attachment *more;
     int result;
 
-    if (old != NULL)
+    if (old != NULL && !old->left)
         return old->kind == kind ? 0 : -EBUSY;
-    more = realloc(b->attachments, (b->attached + 1) * sizeof(*more));
-    if (more == NULL)
-        return -ENOMEM;
-    b->attachments = more;
+    if (old != NULL && old->kind == kind && replace_programs(b, old) == 0) {
+        forget_other_layouts(b);
+        return 0;
+    }
+    if (old != NULL)
+        remove_attachment(b, old);
     result = attach_tc(kind == ATTACH_TC ? b->tc : b->tc_ack, ifindex, BPF_TC_INGRESS, b->classic_tc, &new.tc_link);
     if (result != 0)
         return result;
     result = attach_tc(b->tc_guard, ifindex, BPF_TC_EGRESS, b->classic_tc, &new.guard_link);
     if (result == 0 && kind == ATTACH_XDP)
         result = attach_xdp(b->xdp, ifindex, &new.xdp_link);
-    if (result != 0) {
-        detach(&new);
-        return result;
+    if (result == 0)
+        result = pin_links(b, &new);
+    if (result == 0)
+        result = add_attachment(b, &new);
+    if (result != 0)
+        detach(b, &new);
+    return result;
+}
+
+/* One link that an earlier switch left. */
+static int take_over_link(void *context, uint32_t ifindex, enum atp_pinned_hook hook, int link) {
+    struct atp_bpf *b = context;
+    struct attachment *a = find_attachment(b, ifindex);
+    const struct attachment none = {
+        .ifindex = ifindex, .kind = ATTACH_TC, .tc_link = -1, .guard_link = -1, .xdp_link = -1, .left = true};
+    int result = 0;
+
+    if (a == NULL) {
+        result = add_attachment(b, &none);
+        a = find_attachment(b, ifindex);
     }
-    b->attachments[b->attached++] = new;
+    if (result != 0)
+        return result;
+    switch (hook) {
+    case ATP_PINNED_TC_ACK:
+        a->kind = ATTACH_XDP;
+        a->tc_link = link;
+        break;
+    case ATP_PINNED_TC:
+        a->tc_link = link;
+        break;
+    case ATP_PINNED_GUARD:
+        a->guard_link = link;
+        break;
+    case ATP_PINNED_XDP:
+        a->kind = ATTACH_XDP;
+        a->xdp_link = link;
+        break;
+    }
     return 0;
 }
 
@@ -293,8 +414,7 @@ static int change_attachment(struct atp_switch *sw, uint32_t ifindex, enum attac
     } else if (a == NULL || a->kind != kind) {
         result = -ENOENT;
     } else {
-        detach(a);
-        *a = sw->bpf->attachments[--sw->bpf->attached];
+        remove_attachment(sw->bpf, a);
     }
     pthread_mutex_unlock(&sw->lock);
     return result;
@@ -316,17 +436,43 @@ ATP_EXPORT int atp_switch_detach_xdp(struct atp_switch *sw, uint32_t ifindex) {
     return change_attachment(sw, ifindex, ATTACH_XDP, false);
 }
 
+ATP_EXPORT int atp_switch_left_attached(struct atp_switch *sw, uint32_t *ifindexes, uint32_t count) {
+    uint32_t found = 0;
+
+    if (ifindexes == NULL && count != 0)
+        return -EINVAL;
+    if (sw->bpf == NULL)
+        return 0;
+    pthread_mutex_lock(&sw->lock);
+    for (uint32_t i = 0; i < sw->bpf->attached && found < count; i++)
+        if (sw->bpf->attachments[i].left)
+            ifindexes[found++] = sw->bpf->attachments[i].ifindex;
+    pthread_mutex_unlock(&sw->lock);
+    return (int)found;
+}
+
 /* ---- open and close ---- */
+
+/* What is pinned stays attached when the last descriptor of it is closed. */
+static void leave(const struct attachment *a) {
+    if (a->xdp_link >= 0)
+        close(a->xdp_link);
+    if (a->tc_link >= 0)
+        close(a->tc_link);
+    if (a->guard_link >= 0)
+        close(a->guard_link);
+}
 
 static void bpf_close(struct atp_switch *sw) {
     struct atp_bpf *b = sw->bpf;
 
     for (uint32_t i = 0; i < b->attached; i++)
-        detach(&b->attachments[i]);
+        b->pins != NULL ? leave(&b->attachments[i]) : detach(b, &b->attachments[i]);
     for (size_t i = 0; i < sizeof(b->mapping) / sizeof(b->mapping[0]); i++)
         if (b->mapping[i].address != NULL)
             munmap(b->mapping[i].address, b->mapping[i].length);
     bpf_object__close(b->object);
+    atp_pins_close(b->pins);
     free(b->attachments);
     free(b);
     sw->bpf = NULL;
@@ -340,6 +486,7 @@ static const struct atp_backend bpf_backend = {
     .write_host = bpf_write_host,
     .write_sources = bpf_write_sources,
     .read_drops = bpf_read_drops,
+    .read_hosts = bpf_read_hosts,
     .set_unguarded = bpf_set_unguarded,
     .close = bpf_close,
 };
@@ -409,6 +556,20 @@ static struct bpf_map *section(const struct bpf_object *object, const char *suff
     return NULL;
 }
 
+/* Draw the number of new tables, or take over those of an earlier switch. */
+static int own_tables(struct atp_switch *sw) {
+    struct atp_bpf *b = sw->bpf;
+    uint64_t token = b->area->token;
+
+    if (token != 0)
+        return atp_switch_take_over(sw);
+    while (token == 0)
+        if (getrandom(&token, sizeof(token), 0) != (ssize_t)sizeof(token))
+            return -errno;
+    __atomic_store_n(&b->area->token, token, __ATOMIC_RELEASE);
+    return 0;
+}
+
 static int load(struct atp_switch *sw, const char *path, bool test_clock) {
     const struct atp_settings settings = {
         .stale_ns = sw->stale_ns, .aggregators = sw->aggregators, .test_clock = test_clock};
@@ -434,6 +595,8 @@ static int load(struct atp_switch *sw, const char *path, bool test_clock) {
     b->aggregator_size = bpf_map__value_size(map);
     if (b->aggregator_size != sizeof(struct atp_aggregator_head) + sw->values / 2 * sizeof(uint64_t))
         return -ENOEXEC;
+    if (b->pins != NULL && (result = atp_pins_place(b->pins, b->object)) != 0)
+        return result;
     result = bpf_object__load(b->object);
     if (result != 0)
         return result;
@@ -457,7 +620,14 @@ static int load(struct atp_switch *sw, const char *path, bool test_clock) {
         (result = map_table(b, 4, "atp_queues", (void **)&t->queues)) != 0 ||
         (result = map_memory(b, 5, section(b->object, ".bss", sizeof(*b->area)), (void **)&b->area)) != 0)
         return result;
-    return test_clock ? 0 : calibrate(b);
+    result = test_clock ? 0 : calibrate(b);
+    if (result == 0 && b->pins != NULL)
+        result = own_tables(sw);
+    if (result == 0 && b->pins != NULL)
+        result = atp_pins_each_link(b->pins, take_over_link, b);
+    if (result == 0)
+        forget_other_layouts(b);
+    return result;
 }
 
 static int bpf_open(const struct atp_switch_options *options, bool test_clock, struct atp_switch **out) {
@@ -475,6 +645,8 @@ static int bpf_open(const struct atp_switch_options *options, bool test_clock, s
     sw->backend = &bpf_backend;
     sw->bpf->cpus = libbpf_num_possible_cpus();
     result = sw->bpf->cpus < 0 ? sw->bpf->cpus : object_path(options, path, sizeof(path));
+    if (result == 0 && options->pin_dir != NULL)
+        result = atp_pins_open(options->pin_dir, options->values, options->aggregators, &sw->bpf->pins);
     if (result == 0)
         result = load(sw, path, test_clock);
     if (result != 0) {
@@ -482,6 +654,23 @@ static int bpf_open(const struct atp_switch_options *options, bool test_clock, s
         return result;
     }
     *out = sw;
+    return 0;
+}
+
+ATP_EXPORT uint64_t atp_switch_token(const struct atp_switch *sw) {
+    return sw->bpf != NULL && sw->bpf->pins != NULL ? sw->bpf->area->token : 0;
+}
+
+ATP_EXPORT int atp_switch_keep(struct atp_switch *sw, uint32_t seconds) {
+    struct timespec now;
+    uint64_t until = 0;
+
+    if (sw->bpf == NULL || sw->bpf->pins == NULL)
+        return -ENOTSUP;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (seconds != 0)
+        until = ((uint64_t)now.tv_sec + seconds) * 1000000000u + (uint64_t)now.tv_nsec;
+    __atomic_store_n(&sw->bpf->area->expires_ns, until, __ATOMIC_RELEASE);
     return 0;
 }
 

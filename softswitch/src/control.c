@@ -498,6 +498,89 @@ ATP_EXPORT int atp_switch_set_group(struct atp_switch *sw, uint32_t group, const
     return unlocked(sw, 0);
 }
 
+/* ---- tables that outlive a switch ---- */
+
+static int by_address(const void *a, const void *b) {
+    const struct atp_held_host *x = a;
+    const struct atp_held_host *y = b;
+
+    return (x->address > y->address) - (x->address < y->address);
+}
+
+static int take_over_hosts(struct atp_switch *sw) {
+    int count;
+
+    sw->hosts = malloc(ATP_HOSTS * sizeof(*sw->hosts));
+    if (sw->hosts == NULL)
+        return -ENOMEM;
+    sw->host_room = ATP_HOSTS;
+    count = sw->backend->read_hosts(sw, sw->hosts, ATP_HOSTS);
+    if (count < 0)
+        return count;
+    sw->host_count = (uint32_t)count;
+    qsort(sw->hosts, sw->host_count, sizeof(*sw->hosts), by_address);
+    for (uint32_t job_id = 1; job_id < ATP_JOBS; job_id++) {
+        uint32_t hosts = 0;
+
+        for (uint32_t i = 0; i < sw->host_count; i++)
+            hosts += sw->hosts[i].host.job_id == job_id;
+        store32(&job_entry(sw, job_id)->hosts, hosts);
+    }
+    return 0;
+}
+
+int atp_switch_take_over(struct atp_switch *sw) {
+    struct atp_tables *t = &sw->tables;
+    int result;
+
+    for (uint32_t job_id = 1; job_id < ATP_JOBS; job_id++) {
+        uint64_t slot = t->job_slots[job_id];
+
+        /* Which half holds the entries of an unknown job nobody can tell; no packet looks at them. */
+        if (slot == 0)
+            memset(&t->jobs[2 * job_id], 0, 2 * sizeof(t->jobs[0]));
+        else if ((slot - 1) / 2 != job_id)
+            return -EUCLEAN;
+        sw->job_half[job_id] = slot != 0 && (slot - 1) % 2;
+    }
+    for (uint32_t group = 1; group < ATP_GROUPS; group++) {
+        uint64_t slot = t->group_slots[group];
+
+        if (slot != 0 && (slot - 1) / 2 != group)
+            return -EUCLEAN;
+        sw->group_half[group] = slot != 0 && (slot - 1) % 2;
+    }
+    result = take_over_hosts(sw);
+    if (result == 0)
+        count_unguarded(sw);
+    return result;
+}
+
+static int reset(struct atp_switch *sw) {
+    struct atp_tables *t = &sw->tables;
+    int result;
+
+    for (uint32_t job_id = 1; job_id < ATP_JOBS; job_id++)
+        store64(&t->job_slots[job_id], 0);
+    sw->backend->barrier(sw);
+    result = sw->backend->scan(sw, ATP_SCAN_FREE, ATP_JOB_ID_FREE);
+    while (result >= 0 && sw->host_count != 0) {
+        result = write_host(sw, sw->hosts[sw->host_count - 1].address, NULL);
+        sw->host_count -= result == 0;
+    }
+    memset(t->jobs, 0, 2 * ATP_JOBS * sizeof(t->jobs[0]));
+    for (uint32_t group = 1; group < ATP_GROUPS; group++)
+        store64(&t->group_slots[group], 0);
+    sw->backend->barrier(sw);
+    count_unguarded(sw);
+    return result < 0 ? result : 0;
+}
+
+ATP_EXPORT int atp_switch_reset(struct atp_switch *sw) {
+    locked(sw);
+    return unlocked(sw, reset(sw));
+}
+
 /* ---- phantom queues ---- */
 
 static int set_port_rate(struct atp_switch *sw, uint32_t port, uint64_t bits_per_second, uint32_t threshold_bytes) {

@@ -14,6 +14,7 @@
 #define ATP_EXPORT __attribute__((visibility("default")))
 
 struct atp_switch;
+struct atp_held_host;
 
 /* What a data path does for the control plane. Called with the switch locked. */
 struct atp_backend {
@@ -29,6 +30,8 @@ struct atp_backend {
     int (*write_host)(struct atp_switch *sw, uint32_t address, const struct atp_host *host);
     int (*write_sources)(struct atp_switch *sw, uint32_t port, const struct atp_sources *sources);
     int (*read_drops)(struct atp_switch *sw, struct atp_port_drops *out, uint32_t count);
+    /* All hosts, in any order; returns how many. */
+    int (*read_hosts)(struct atp_switch *sw, struct atp_held_host *out, uint32_t count);
     /* How many known jobs have no host. NULL: nobody asks. */
     void (*set_unguarded)(struct atp_switch *sw, uint32_t jobs);
     void (*close)(struct atp_switch *sw);
@@ -72,6 +75,8 @@ struct atp_switch {
 /* Check the options and make the common part; the caller fills in tables and backend. */
 int atp_switch_new(const struct atp_switch_options *options, struct atp_switch **out);
 bool atp_is_profile(uint32_t values);
+/* The tables hold what an earlier switch wrote: find out what that is. */
+int atp_switch_take_over(struct atp_switch *sw);
 /* The port towards the PS: the first that is configured, 0 if none. */
 uint32_t atp_ps_port(const struct atp_job_entry *job);
 

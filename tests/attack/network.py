@@ -60,9 +60,9 @@ def judge(site: Site, name: str, attacker: str, packets: int, found: Training, w
 
 
 @contextlib.contextmanager
-def one_node(guarded: bool, *switch_options: str) -> Iterator[tuple[Site, Running]]:
+def one_node(guarded: bool, *switch_options: str, pinned: bool = False) -> Iterator[tuple[Site, Running]]:
     """A job of two workers on one node, beside pods that are none of its."""
-    with Site(ONE_NODE, switch_options=switch_options) as site:
+    with Site(ONE_NODE, switch_options=switch_options, pinned=pinned) as site:
         job = site.plan("victim", ["w0", "w1"], "ps")
         site.apply([job], guarded)
         yield site, site.start(job)
@@ -241,6 +241,33 @@ def host_only(guarded: bool = True) -> Outcome:
         return assault(site, "a job without aggregators", "x0", running, from_pod(site, "x0", "ps", make))
 
 
+def switch_away(guarded: bool = True) -> Outcome:
+    """A stranger's raw values while the switch's process is gone, as at an upgrade, and when it is back."""
+    with one_node(guarded, pinned=True) as (site, running):
+        source = site.pods["w0"].address
+
+        def make(sequence: int) -> list[tuple[str, bytes]]:
+            common = {"job_id": 1, "sequence": sequence, "bitmap0": 1, "bitmap1": 1, "aggregator_index": 0}
+            return [(source, packet(62, HUGE, **{RAW: 1}, **common))]
+
+        def summed() -> int:
+            return int(running.servers[0].metrics()["aggregated_packets"])
+
+        site.kill_switch(0)
+        before = summed()
+        result = assault(site, "the switch away", "mallory", running, from_pod(site, "mallory", "ps", make))
+        aggregated = summed() - before
+        again = site.restart_switch(0)
+        kept = any(line["message"] == "tables taken over" for line in again.lines)
+        with site.training(running) as found:
+            time.sleep(1.0)
+        culprits = site.culprits()
+        held = not (result.wrong_sums or found.wrong or found.errors) and aggregated > 0 and kept
+        detail = f"{aggregated} packets aggregated without the process; {result.detail}; then {culprits}"
+        named = ", ".join(sorted(culprits))
+        return replace(result, held=held and named == "mallory", named_attacker=named, detail=detail)
+
+
 def queue_filled(guarded: bool = True) -> Outcome:
     """Raw packets of a stranger fill the queue that marks ECN for the job."""
     with one_node(guarded, "--port-rate", str(10**9), "--port-threshold", "1000000") as (site, running):
@@ -287,6 +314,7 @@ ATTACKS: dict[str, Callable[[bool], Outcome]] = {
     "uplink_workers_address": lambda guarded=True: uplink(guarded, own_address=False),
     "uplink_ack": lambda guarded=True: uplink(guarded, ack=True),
     "host_only": host_only,
+    "switch_away": switch_away,
     "queue_filled": queue_filled,
     "strangers_traffic": strangers_traffic,
 }

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from softswitch.pins import bpf_file_system
 from switch_agent.process import Process, ask_agent
 
 from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api
@@ -119,19 +120,27 @@ class Running:
 class Site:
     """Nodes `n0`, `n1`... with named pods; a context manager."""
 
-    def __init__(self, *nodes: Sequence[str], values: int = 62, switch_options: Sequence[str] = ()) -> None:
+    def __init__(
+        self, *nodes: Sequence[str], values: int = 62, switch_options: Sequence[str] = (), pinned: bool = False
+    ) -> None:
+        """`pinned`: switches' tables and programs outlive their processes."""
         self.prefix = f"atk{os.getpid() % 100000}"
         self.values = values
         self.pods: dict[str, Pod] = {}
         self._nodes = list(nodes)
         self._options = tuple(switch_options)
         self._stack = contextlib.ExitStack()
+        self._pinned = pinned
+        self._pins = Path()
+        self._switches: list[Process] = []
         self._agents: list[Process] = []
         self._generation = 0
         self.running: dict[str, Running] = {}
 
     def __enter__(self) -> Site:
         try:
+            if self._pinned:
+                self._pins = self._stack.enter_context(bpf_file_system())
             for number, names in enumerate(self._nodes):
                 self._node(number, names)
             self._join()
@@ -214,13 +223,7 @@ class Site:
         inside(self.namespace(number), send)
 
     def _switch(self, number: int) -> None:
-        switch = self._start(
-            number,
-            "atp_softswitch",
-            *("serve", "--listen", "127.0.0.1:0", "--health-listen", "127.0.0.1:0", "--library", str(LIBRARY)),
-            *("--mode", "tc", "--attach", "veth", "--aggregators", str(AGGREGATORS), "--values", str(self.values)),
-            *self._options,
-        )
+        switch = self._start_switch(number)
         agent = self._start(
             number,
             "atp_switch_agent",
@@ -228,11 +231,37 @@ class Site:
             *("--insecure-loopback", "--p4runtime", f"127.0.0.1:{switch.started['p4runtime_port']}"),
             *("--ports", "host-veth"),
         )
+        self._switches.append(switch)
         self._agents.append(agent)
+
+    def _start_switch(self, number: int, port: int = 0) -> Process:
+        folders = (self._pins / "bpf" / str(number), self._pins / "state" / str(number))
+        return self._start(
+            number,
+            "atp_softswitch",
+            *("serve", "--listen", f"127.0.0.1:{port}", "--health-listen", "127.0.0.1:0", "--library", str(LIBRARY)),
+            *("--mode", "tc", "--attach", "veth", "--aggregators", str(AGGREGATORS), "--values", str(self.values)),
+            *(("--pin-dir", str(folders[0]), "--state-dir", str(folders[1])) if self._pinned else ()),
+            *self._options,
+        )
+
+    def kill_switch(self, number: int) -> None:
+        """Its process is gone at once."""
+        self._switches[number].kill()
+
+    def restart_switch(self, number: int) -> Process:
+        """Start its process again, and wait until the agent finds everything as the operator wants it."""
+        old = self._switches[number]
+        self._switches[number] = self._start_switch(number, old.started["p4runtime_port"])
+        deadline = time.monotonic() + 20
+        while not self._ask(number).observed.in_sync:
+            assert time.monotonic() < deadline, "the agent is not in sync"
+            time.sleep(0.1)
+        return self._switches[number]
 
     def _start(self, number: int, module: str, *arguments: str) -> Process:
         process = Process.run(module, *arguments, prefix=self._on_node(number))
-        self._stack.callback(process.stop)
+        self._stack.callback(lambda: process.child.poll() is None and process.stop())
         return process
 
     def _on_node(self, number: int) -> tuple[str, ...]:

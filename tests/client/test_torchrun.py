@@ -40,7 +40,7 @@ def torchrun(torch: Torch, job: Job, pod: int, options: list[str], arguments: li
 
 
 def lines(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    output, errors = process.communicate(timeout=240)
+    output, errors = process.communicate(timeout=540)
     found = [json.loads(line[line.index("{") :]) for line in output.splitlines() if "{" in line]
     assert found, output + errors
     return found
@@ -63,6 +63,7 @@ def test_several_processes_in_a_pod(standing: Job, torch_process: Torch) -> None
         assert "the process group has 4 ranks, but job team-a/digits has 2 workers" in line["text"]
 
 
+@pytest.mark.timeout(600)  # each start loads torch in four processes, and torchrun may need several
 def test_restarted_processes_join_the_running_epoch(tmp_path: Path, torch_process: Torch) -> None:
     with Job(tmp_path / "job", 2, stallTimeoutSeconds=60) as job:
         where = ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}", "--rdzv_id=job"]

@@ -18,7 +18,8 @@ def main() -> None:
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     begin = time.monotonic()
     try:
-        dist.init_process_group("atp", timeout=timedelta(seconds=120))
+        # Where torchrun has started the ranks again one after the other, one waits so long for a peer that is gone.
+        dist.init_process_group("atp", timeout=timedelta(seconds=30))
     except atp_client.AtpError as error:
         seconds = time.monotonic() - begin
         print(json.dumps({"error": type(error).__name__, "text": str(error), "seconds": seconds}), flush=True)

@@ -40,6 +40,7 @@ class Options(ctypes.Structure):
         ("values", ctypes.c_uint32),
         ("stale_ns", ctypes.c_uint64),
         ("object_dir", ctypes.c_char_p),
+        ("pin_dir", ctypes.c_char_p),
     ]
 
 
@@ -137,6 +138,7 @@ def load_library(path: Path = BUILD / "libatp_switch.so") -> ctypes.CDLL:
     library.atp_counter_names.restype = ctypes.POINTER(ctypes.c_char_p)
     library.atp_drop_names.restype = ctypes.POINTER(ctypes.c_char_p)
     library.atp_switch_close.restype = None
+    library.atp_switch_token.restype = ctypes.c_uint64
     return library
 
 
@@ -217,8 +219,11 @@ class Switch:
         self.aggregators = aggregators
         self.handle = ctypes.c_void_p()
         self._now_ns = 0
-        options = Options(aggregators, values, stale_ns, str(object_dir).encode())
-        self.check(self.opener()(ctypes.byref(options), ctypes.byref(self.handle)), "open")
+        self.options = Options(aggregators, values, stale_ns, str(object_dir).encode())
+        self.open()
+
+    def open(self) -> None:
+        self.check(self.opener()(ctypes.byref(self.options), ctypes.byref(self.handle)), "open")
 
     def opener(self) -> Any:
         raise NotImplementedError
@@ -231,6 +236,7 @@ class Switch:
 
     def close(self) -> None:
         self.library.atp_switch_close(self.handle)
+        self.handle = ctypes.c_void_p()
 
     def check(self, result: int, what: str) -> int:
         if result < 0:
@@ -584,12 +590,15 @@ class VethSwitch(Switch):
 
     def attach(self) -> None:
         for port in PORTS:
-            attach = self.library.atp_switch_attach_xdp if self.xdp else self.library.atp_switch_attach_tc
-            self.check(attach(self.handle, self.port_number(port)), "attach")
+            self.attach_port(port)
             s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800))
             s.bind((f"p-{port}", 0x0800))
             s.setblocking(False)
             self.sockets[port] = s
+
+    def attach_port(self, port: str) -> None:
+        attach = self.library.atp_switch_attach_xdp if self.xdp else self.library.atp_switch_attach_tc
+        self.check(attach(self.handle, self.port_number(port)), "attach")
 
     def opener(self) -> Any:
         return self.library.atp_test_open_bpf

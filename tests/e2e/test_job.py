@@ -80,7 +80,7 @@ def test_two_parameter_servers_share_the_sequences(installation: Installation, n
 
 
 def test_switch_lost_during_training(installation: Installation, namespace: str) -> None:
-    """A switch that dies takes nothing with it: the parameter server sums meanwhile, and the result is right."""
+    """A switch that dies takes nothing with it: its programs go on, the next one takes them over."""
     kube = installation.kube
     kube.ctl("apply", "-n", namespace, "-f", "-", stdin=digits_job(installation.images.digits, "lost"))
     wait_until("training begins", lambda: Training.read(kube.logs("lost-worker-0", namespace, "trainer")).epochs, 180)
@@ -94,7 +94,10 @@ def test_switch_lost_during_training(installation: Installation, namespace: str)
     assert status.get("retries", 0) == 0
     assert training.result is not None and training.result["error_over_bound"] <= 1
     assert training.result["accuracy"] >= 0.9
+    assert seen.metrics.aggregated_share() > 0.9, seen.metrics.pods
     run.wait_for_switches(kube)
+    pods = kube.list("pods", run.SYSTEM, "app.kubernetes.io/component=softswitch")
+    assert "tables taken over" in kube.logs(pods[0]["metadata"]["name"], run.SYSTEM, "softswitch")
 
 
 def test_operator_restarts_during_training(installation: Installation, namespace: str) -> None:

@@ -298,8 +298,7 @@ def test_attach_and_detach_what_is_ours(tc: TcSwitch) -> None:
 def test_closing_detaches(tc: TcSwitch) -> None:
     frame = frame_of(gradient("w0", 1).payload(), "w0", "ps")
     assert tc.exchange("w0", frame, 0) == []
-    tc.library.atp_switch_close(tc.handle)
-    tc.handle = ctypes.c_void_p()
+    Switch.close(tc)
     assert tc.exchange("w0", frame, 1) == [("ps", frame)]
 
 
@@ -315,8 +314,7 @@ def test_classic_tc_of_kernels_before_tcx(tc: TcSwitch) -> None:
     assert "atp_tc" in subprocess.run(shown, capture_output=True, text=True, check=True).stdout
     assert tc.send(gradient("w0", 1), "ps", 0) == []
     assert [p.values for p in tc.send(gradient("w1", 2), "ps", 1)] == [(2,) * 62]
-    tc.library.atp_switch_close(tc.handle)
-    tc.handle = ctypes.c_void_p()
+    Switch.close(tc)
     assert subprocess.run(shown, capture_output=True, text=True, check=True).stdout == ""
 
 
