@@ -355,7 +355,7 @@ def jobs_of(entries: State) -> dict[int, Entry]:
 
 
 def _kept_jobs(now: State, wanted: State) -> dict[int, Entry]:
-    """Jobs that stay known throughout: same owner and parameters, and at least one region and one host, if any, stays."""
+    """Jobs that stay known throughout: same owner and parameters, and at least one region and host, if any, stays."""
     before, after = jobs_of(now), jobs_of(wanted)
 
     def holders(table: str, *states: State) -> set[int]:

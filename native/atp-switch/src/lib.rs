@@ -159,7 +159,13 @@ impl Switch {
     #[must_use]
     pub fn new(aggregators: u32, values: u32, stale: Nanos) -> Self {
         assert!(counter_names().len() <= COUNTERS_MAX, "COUNTERS_MAX must hold ATP_COUNTERS of atp_control.h");
-        let options = RawOptions { aggregators, values, stale_ns: stale, object_dir: std::ptr::null(), pin_dir: std::ptr::null() };
+        let options = RawOptions {
+            aggregators,
+            values,
+            stale_ns: stale,
+            object_dir: std::ptr::null(),
+            pin_dir: std::ptr::null(),
+        };
         let mut raw = std::ptr::null_mut();
         // SAFETY: plain C call with valid pointers.
         check("open", unsafe { atp_switch_open_native(&raw const options, &raw mut raw) });
