@@ -64,9 +64,9 @@ def control_plane() -> str:
     for folder in ("proto", "operator", "switch-agent", "softswitch"):
         build_wheel(folder, context / "wheels")
     (context / "lib").mkdir()
-    for path in sorted((ROOT / "softswitch/build").rglob("*")):
-        if path.name == "libatp_switch.so" or (path.suffix == ".o" and path.name.startswith("atp_")):
-            shutil.copy(path, context / "lib" / path.name)
+    built = ROOT / "softswitch/build"  # not what is below: objects of the same names, for benchmarks
+    for path in (built / "libatp_switch.so", *sorted(built.glob("atp_switch_*.o"))):
+        shutil.copy(path, context / "lib" / path.name)
     recipe = ROOT / "hack/images/control-plane.Containerfile"
     return ensure("control-plane", recipe, context, {"REQUIREMENTS": base})
 
