@@ -109,6 +109,17 @@ def assignment_digest(text: str) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
+def _key(job: Job, placement: Placement) -> str:
+    """The epoch's key for the tags of raw packets (docs/protocol.md, "Tags"), 16 bytes in hexadecimal.
+
+    From the UIDs of its pods: random numbers that the API server draws, new in each epoch, the same whenever they are
+    asked for, and told to nobody but those who may read the pods.
+    """
+    uids = [seat.pod_uid for seat in placement.seats] + [server.pod_uid for server in placement.servers]
+    text = "\n".join(["atp raw packets", job.uid, str(job.status.epoch), *uids])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
 def assignments(job: Job) -> Mapping[str, str]:
     """The assignment (JSON text) of every pod of a running job, by pod UID."""
     status = job.status
@@ -147,6 +158,8 @@ def assignments(job: Job) -> Mapping[str, str]:
         "parameterServers": [{"shard": s.shard, "address": s.address} for s in placement.servers],
         "switchAddress": None,
     }
+    if placement.tagged:
+        common["key"] = _key(job, placement)
     if placement.addend_limit is not None:
         common["addendLimit"] = placement.addend_limit
     result = {

@@ -225,6 +225,7 @@ class Placement:
     servers: tuple[Server, ...]
     level1: str | None  # switch of the parameter servers, when the job has several racks
     addend_limit: int | None = None  # greatest |round(x * scale)| of a value that travels as an integer
+    tagged: bool = True  # raw packets have tags; an epoch that an older operator began goes on without
 
     @property
     def switches(self) -> tuple[str, ...]:
@@ -240,6 +241,7 @@ class Placement:
             "workers": [seat.to_dict() for seat in self.seats],
             "parameterServers": [server.to_dict() for server in self.servers],
             "level1": self.level1 or "",
+            "tagged": self.tagged,
             **limit,
         }
 
@@ -251,6 +253,7 @@ class Placement:
             servers=tuple(Server.from_dict(server) for server in value["parameterServers"]),
             level1=_text(value["level1"]) or None,
             addend_limit=None if limit is None else _number(limit, 1, 2**31 - 1),
+            tagged=value.get("tagged") is True,
         )
 
 

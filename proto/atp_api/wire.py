@@ -41,6 +41,8 @@ WINDOW_INITIAL = 200
 """Initial congestion window, packets of the profile in use (ATP section 3.4)."""
 CONTROL_BYTES_MAX = 1200
 """Largest UDP payload of a control packet, in every profile: what any path of the internet takes."""
+TAG_BYTES = 8
+"""Tag at the end of packets with rawFloat=1, where the assignment has a key: SipHash-2-4 of all before it."""
 PART_BYTES = 1048576
 """Bytes of an operation's parts; the last one may be shorter."""
 INLINE_BYTES = 256

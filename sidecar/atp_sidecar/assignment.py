@@ -86,6 +86,7 @@ class Assignment(_Model):
     stall_timeout_seconds: Annotated[float, Field(gt=0)] = 60
     workers: Annotated[tuple[WorkerPlace, ...], Field(min_length=1, max_length=1024)]
     parameter_servers: Annotated[tuple[ParameterServerPlace, ...], Field(min_length=1)]
+    key: Annotated[str | None, Field(pattern=r"^[0-9a-f]{32}$", repr=False)] = None
     switch_address: str | None = None
     addend_limit: Annotated[int | None, Field(ge=1, le=2**31 - 1)] = None
 

@@ -74,7 +74,7 @@ _COUNTERS = (
     ("atp_control_packets_total", "control_packets", "Packets of the control channel."),
     ("atp_control_retransmits_total", "control_retransmits", "Packets of the control channel that were sent again."),
 )
-_REJECTIONS = ("stranger", "job", "length", "sequence")
+_REJECTIONS = ("stranger", "job", "length", "sequence", "tag")
 _GAUGES = (
     ("atp_window_packets", "window", "Congestion window in packets."),
     ("atp_rtt_seconds", "rtt_seconds", "Smoothed round-trip time in seconds."),

@@ -37,6 +37,8 @@
 #define ATP_WINDOW_INITIAL 200u
 /* Largest UDP payload of a control packet, in every profile: what any path of the internet takes. */
 #define ATP_CONTROL_BYTES_MAX 1200u
+/* Tag at the end of packets with rawFloat=1, where the assignment has a key: SipHash-2-4 of all before it. */
+#define ATP_TAG_BYTES 8u
 /* Bytes of an operation's parts; the last one may be shorter. */
 #define ATP_PART_BYTES 1048576u
 /* Parts of at most so many bytes travel in their announcement, and the coordinator sums them. */

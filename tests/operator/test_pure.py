@@ -248,6 +248,23 @@ def test_addend_limit_is_told_to_all_pods_or_to_none() -> None:
     assert all("addendLimit" not in json.loads(text) for text in assignments(running(tree)).values())
 
 
+def test_the_key_of_an_epoch_is_its_pods_own_and_stays() -> None:
+    tree = place(located(2, "n0"), PS, {"s0": switch("s0", ["n0"])})
+    assert isinstance(tree, Placement)
+
+    def key(placement: Placement) -> str | None:
+        (found,) = {json.loads(text).get("key") for text in assignments(running(placement)).values()}
+        return None if found is None else str(found)
+
+    first = key(tree)
+    assert first is not None and len(bytes.fromhex(first)) == 16
+    assert key(Placement.from_dict(tree.to_dict())) == first, "the same after a restart of the operator"
+    other = replace(tree, servers=tuple(replace(server, pod_uid="another") for server in tree.servers))
+    assert key(other) not in (None, first)
+    old = {name: value for name, value in tree.to_dict().items() if name != "tagged"}
+    assert key(Placement.from_dict(old)) is None, "an epoch that began without goes on without"
+
+
 def test_addend_limit_outlives_a_definition_that_does_not_know_it() -> None:
     """Helm does not upgrade definitions; an older one drops fields of the status that it does not name."""
     tree = place(located(2, "n0"), PS, {"s0": switch("s0", ["n0"], sticky_saturation=False)})

@@ -225,6 +225,41 @@ def test_strangers_are_dropped_and_counted() -> None:
         assert job.settled(job.workers[0])["rejected_stranger"] == 5
 
 
+def test_raw_values_travel_with_the_tag_of_the_epoch() -> None:
+    tensors = random_tensors(2, 1000, np.float32)
+    tensors[0][7], tensors[1][500] = np.nan, np.inf
+    with Job(2, key="00112233445566778899aabbccddeeff") as job:
+        expected = tensors[0] + tensors[1]
+        np.testing.assert_array_equal(job.all_reduce(tensors, "float32")[0], expected)
+        assert job.settled(job.servers[0])["raw_float_corrections"] > 0
+        assert job.settled(job.servers[0])["rejected_tag"] == 0
+
+
+def test_raw_values_of_another_key_are_dropped_and_counted() -> None:
+    """Whoever sends under a worker's address, but does not know the key."""
+    data = [np.full(100, 1.5, np.float32) for _ in range(2)]
+    with Job(2, key="00" * 16) as job:
+        job.workers[1].close()
+        forger = Worker(json.dumps(assignment("worker", 1, 2, job.port, key="11" * 16)))
+        job.workers[1] = forger
+        for result in job.all_reduce(data, "float32"):
+            np.testing.assert_array_equal(result, 3.0)
+        data[1][3] = np.nan
+        for rank in range(2):
+            job.workers[rank].submit(9, "sum", "float32", data[rank].data, data[rank].data, 100)
+        deadline = time.monotonic() + 20
+        while not job.servers[0].metrics()["rejected_tag"] and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert job.servers[0].metrics()["rejected_tag"] > 0
+        assert not job.workers[0].completions()
+
+
+@pytest.mark.parametrize("key", ["", "00", "g" * 32, "00" * 17, 7])
+def test_a_key_that_is_none_is_refused(key: object) -> None:
+    with pytest.raises(ValueError, match="key|assignment"):
+        Worker(json.dumps(assignment("worker", 0, 1, 12345, key=key)))
+
+
 def test_close_and_cancel_end_operations() -> None:
     with Job(2) as job:
         data = np.ones(10, np.float32)

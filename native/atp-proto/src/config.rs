@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use serde::Deserialize;
 
 use crate::Nanos;
+use crate::seal::{KEY_BYTES, Seal};
 use crate::{fixed, wire};
 
 /// How a job uses switches.
@@ -86,6 +87,8 @@ pub struct Config {
     pub workers: Vec<WorkerEntry>,
     /// Sorted by shard; shards are 0..n.
     pub servers: Vec<SocketAddrV4>,
+    /// Of packets that are believed, not summed.
+    pub seal: Seal,
     /// A relay that gradients and group ACKs are sent to instead of the peer.
     pub switch: Option<SocketAddrV4>,
     /// Let the kernel cut and join runs of packets (UDP_SEGMENT, UDP_GRO). Switches on the way must see packets one by one,
@@ -164,6 +167,7 @@ struct Raw {
     stall_timeout_seconds: f64,
     workers: Vec<RawWorker>,
     parameter_servers: Vec<RawServer>,
+    key: Option<String>,
     switch_address: Option<Ipv4Addr>,
     segmentation_offload: Option<bool>,
 }
@@ -199,6 +203,17 @@ const SLOTS_MAX: u32 = 1 << 18;
 
 macro_rules! bail {
     ($($arg:tt)*) => { return Err(ConfigError(format!($($arg)*))) };
+}
+
+fn parse_key(text: &str) -> Result<[u8; KEY_BYTES], ConfigError> {
+    let mut key = [0; KEY_BYTES];
+    if text.len() != 2 * KEY_BYTES || !text.bytes().all(|c| c.is_ascii_hexdigit()) {
+        bail!("key must be {} hexadecimal digits", 2 * KEY_BYTES);
+    }
+    for (at, byte) in key.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).map_err(|e| ConfigError(format!("key: {e}")))?;
+    }
+    Ok(key)
 }
 
 impl Config {
@@ -341,6 +356,7 @@ impl Config {
             stall_timeout: (raw.stall_timeout_seconds * 1e9) as Nanos,
             workers,
             servers,
+            seal: Seal::new(raw.key.as_deref().map(parse_key).transpose()?),
             switch: raw.switch_address.map(|a| SocketAddrV4::new(a, raw.port)),
             segmentation: raw
                 .segmentation_offload
@@ -358,7 +374,7 @@ impl Config {
         (self.workers.len() * crate::op::WORDS_PER_RANK).div_ceil(self.values) as u64
     }
 
-    /// Bytes of every packet's UDP payload.
+    /// Bytes of every packet's UDP payload, without the tag of a raw one.
     #[must_use]
     pub fn packet_bytes(&self) -> usize {
         wire::HEADER_BYTES + 4 * self.values
@@ -367,7 +383,7 @@ impl Config {
     /// Bytes that the largest packet of this endpoint needs, data or control.
     #[must_use]
     pub fn buffer_bytes(&self) -> usize {
-        self.packet_bytes().max(wire::CONTROL_BYTES_MAX as usize)
+        (self.packet_bytes() + self.seal.bytes()).max(wire::CONTROL_BYTES_MAX as usize)
     }
 
     /// Where the sequence space continues after the operation at `start` failed on its descriptor: beyond everything

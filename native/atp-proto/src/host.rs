@@ -51,6 +51,8 @@ pub struct Host {
     topology: Topology,
     server: ParameterServer,
     desk: Option<Desk>,
+    /// Control packets without the tag of this epoch.
+    rejected_tag: u64,
 }
 
 impl Host {
@@ -87,7 +89,7 @@ impl Host {
             started_at: None,
             control_packets: 0,
         });
-        Ok(Self { config, incarnation, topology, server, desk })
+        Ok(Self { config, incarnation, topology, server, desk, rejected_tag: 0 })
     }
 
     #[must_use]
@@ -278,15 +280,18 @@ impl Endpoint for Host {
         let control = Header::unpack(data).filter(|h| h.raw_float && h.aggregator_index == RAW_CONTROL);
         match control {
             Some(h) if !h.is_ack && h.job_id == self.config.job_id && self.desk.is_some() => {
-                self.handle_control(from, &h, data, now);
+                match self.config.seal.open(data) {
+                    Some(data) => self.handle_control(from, &h, data, now),
+                    None => self.rejected_tag += 1,
+                }
             }
             _ => self.server.handle(from, ce, data, now),
         }
     }
 
     fn poll_transmit(&mut self, now: Nanos, buffer: &mut [u8]) -> Option<Transmit> {
-        if let Some(transmit) = self.desk.as_mut().and_then(|d| d.poll_transmit(now, buffer)) {
-            return Some(transmit);
+        if let Some(control) = self.desk.as_mut().and_then(|d| d.poll_transmit(now, buffer)) {
+            return Some(Transmit { length: self.config.seal.close(buffer, control.length), ..control });
         }
         self.server.poll_transmit(now, buffer)
     }
@@ -312,6 +317,7 @@ impl Endpoint for Host {
 
     fn snapshot(&self) -> Snapshot {
         let mut snapshot = self.server.snapshot();
+        snapshot.counters.rejected_tag += self.rejected_tag;
         if let Some(desk) = &self.desk {
             let c = &mut snapshot.counters;
             c.parts_granted = desk.coordinator.tally.parts_granted;

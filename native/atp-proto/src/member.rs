@@ -96,6 +96,7 @@ pub struct Member {
     warned: bool,
     warning: Option<String>,
     control_packets: u64,
+    rejected_tag: u64,
     failed: u64,
     inline: u64,
 }
@@ -137,6 +138,7 @@ impl Member {
             warned: false,
             warning: None,
             control_packets: 0,
+            rejected_tag: 0,
             failed: 0,
             inline: 0,
         })
@@ -475,7 +477,10 @@ impl Endpoint for Member {
         let control = Header::unpack(data).filter(|h| h.raw_float && h.aggregator_index == RAW_CONTROL);
         match control {
             Some(h) if h.is_ack && h.job_id == self.config.job_id && from == self.config.servers[0] => {
-                self.handle_control(data, now);
+                match self.config.seal.open(data) {
+                    Some(data) => self.handle_control(data, now),
+                    None => self.rejected_tag += 1,
+                }
             }
             _ => {
                 self.worker.handle(from, ce, data, now);
@@ -489,6 +494,7 @@ impl Endpoint for Member {
             buffer[..HEADER_BYTES].copy_from_slice(&self.header.pack());
             let room = &mut buffer[HEADER_BYTES..HEADER_BYTES + HEAD + ROOM];
             let length = HEADER_BYTES + self.channel.write(self.trainers, now, room);
+            let length = self.config.seal.close(buffer, length);
             self.control_packets += 1;
             return Some(Transmit { to: self.config.servers[0], length });
         }
@@ -530,6 +536,7 @@ impl Endpoint for Member {
         let mut snapshot = self.worker.snapshot();
         let c = &mut snapshot.counters;
         c.control_packets = self.control_packets;
+        c.rejected_tag += self.rejected_tag;
         c.control_retransmits = self.channel.resent;
         c.parts_granted = self.granted;
         c.inline_operations = self.inline;

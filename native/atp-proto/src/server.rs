@@ -547,7 +547,7 @@ impl ParameterServer {
     }
 
     /// Write one queued packet; `None` when it is out of date.
-    fn write(&mut self, what: What, to: To, seq: u64, buffer: &mut [u8]) -> Option<SocketAddrV4> {
+    fn write(&mut self, what: What, to: To, seq: u64, buffer: &mut [u8]) -> Option<Transmit> {
         let mask = self.ring.len() as u64 - 1;
         let entry = &self.ring[(seq & mask) as usize];
         if entry.seq != seq {
@@ -616,10 +616,13 @@ impl ParameterServer {
             }
         }
         buffer[..HEADER_BYTES].copy_from_slice(&header.pack());
-        Some(match self.config.switch {
+        let plain = self.config.packet_bytes();
+        let length = if header.raw_float { self.config.seal.close(buffer, plain) } else { plain };
+        let to = match self.config.switch {
             Some(switch) if to == To::Group => switch,
             _ => me.address,
-        })
+        };
+        Some(Transmit { to, length })
     }
 }
 
@@ -642,6 +645,10 @@ impl Endpoint for ParameterServer {
             self.counters.rejected_job += 1;
             return;
         }
+        let Some(data) = (if h.raw_float { self.config.seal.open(data) } else { Some(data) }) else {
+            self.counters.rejected_tag += 1;
+            return;
+        };
         if data.len() != self.config.packet_bytes() {
             self.counters.rejected_length += 1;
             return;
@@ -748,7 +755,6 @@ impl Endpoint for ParameterServer {
     }
 
     fn poll_transmit(&mut self, _now: Nanos, buffer: &mut [u8]) -> Option<Transmit> {
-        let length = self.config.packet_bytes();
         loop {
             let (what, to, seq) = *self.queue.front()?;
             match to {
@@ -759,10 +765,10 @@ impl Endpoint for ParameterServer {
                     self.queue.pop_front();
                 }
             }
-            if let Some(to) = self.write(what, to, seq, buffer) {
+            if let Some(transmit) = self.write(what, to, seq, buffer) {
                 self.counters.packets_sent += 1;
-                self.counters.bytes_sent += length as u64;
-                return Some(Transmit { to, length });
+                self.counters.bytes_sent += transmit.length as u64;
+                return Some(transmit);
             }
         }
     }

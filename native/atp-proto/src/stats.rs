@@ -42,6 +42,8 @@ counters! {
     relay_fallbacks,
     rejected_short, rejected_stranger, rejected_job, rejected_length, rejected_sequence, rejected_coverage,
     rejected_kind,
+    /// Raw packets without the tag of this epoch.
+    rejected_tag,
     ops_completed, ops_failed,
     /// Coordinator: parts that run through the switch, and parts that it summed itself.
     parts_granted, inline_operations,

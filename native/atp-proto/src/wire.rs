@@ -39,6 +39,8 @@ pub const STALE_NS: u64 = 100000000;
 pub const WINDOW_INITIAL: u32 = 200;
 /// Largest UDP payload of a control packet, in every profile: what any path of the internet takes.
 pub const CONTROL_BYTES_MAX: u32 = 1200;
+/// Tag at the end of packets with rawFloat=1, where the assignment has a key: SipHash-2-4 of all before it.
+pub const TAG_BYTES: usize = 8;
 /// Bytes of an operation's parts; the last one may be shorter.
 pub const PART_BYTES: usize = 1048576;
 /// Parts of at most so many bytes travel in their announcement, and the coordinator sums them.

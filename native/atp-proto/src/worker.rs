@@ -496,6 +496,7 @@ impl Worker {
             ..Header::default()
         };
         buffer[..HEADER_BYTES].copy_from_slice(&header.pack());
+        let length = if flight.raw { self.config.seal.close(buffer, length) } else { length };
         *self.flight(seq) = flight;
         self.sent.push_back((flight.tx, seq));
         self.in_flight += 1;
@@ -816,6 +817,10 @@ impl Endpoint for Worker {
             self.counters.rejected_job += 1;
             return;
         }
+        let Some(data) = (if h.raw_float { self.config.seal.open(data) } else { Some(data) }) else {
+            self.counters.rejected_tag += 1;
+            return;
+        };
         if data.len() != self.config.packet_bytes() {
             self.counters.rejected_length += 1;
             return;

@@ -12,12 +12,12 @@
 //! | 19 | from a worker: number of its trainers, at most 255 |
 //! | 20- | records: length (2 bytes) and that many bytes, until the end |
 
-use crate::wire::{CONTROL_BYTES_MAX, HEADER_BYTES};
+use crate::wire::{CONTROL_BYTES_MAX, HEADER_BYTES, TAG_BYTES};
 
 /// Bytes before the records.
 pub const HEAD: usize = 20;
 /// Bytes that the records of one packet may have, with their lengths.
-pub const ROOM: usize = CONTROL_BYTES_MAX as usize - HEADER_BYTES - HEAD;
+pub const ROOM: usize = CONTROL_BYTES_MAX as usize - HEADER_BYTES - HEAD - TAG_BYTES as usize;
 /// Bytes that one record may have.
 pub const RECORD_MAX: usize = ROOM - 2;
 

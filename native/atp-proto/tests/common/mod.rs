@@ -9,6 +9,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use atp_proto::config::{Region, WorkerEntry};
 use atp_proto::fixed::sticky_add;
 use atp_proto::index::mix;
+use atp_proto::seal::{KEY_BYTES, Seal};
 use atp_proto::wire::{HEADER_BYTES, Header, STALE_NS};
 use atp_proto::worker::Submission;
 use atp_proto::{Config, Endpoint, Mode, Nanos, ParameterServer, Role, Worker};
@@ -65,6 +66,7 @@ pub fn config(racks: &[u8], edge: u32, mode: Mode) -> Config {
         stall_timeout: 60_000_000_000,
         workers,
         servers: vec![server],
+        seal: Seal::new(Some([7; KEY_BYTES])),
         switch: None,
         segmentation: false,
         initial_window: 16,
