@@ -198,6 +198,7 @@ def test_assignment_is_what_the_sidecar_expects() -> None:
         "apiVersion": "atp.dev/v1alpha1",
         "job": "ns/j",
         "uid": "u",
+        "key": told["ps0"]["key"],
         "epoch": 2,
         "revision": 1,
         "jobId": 7,
