@@ -28,7 +28,7 @@ def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
 
 def test_every_metric_of_the_contract() -> None:
     snapshot = {name: number for number, name in enumerate(sorted(COUNTERS), 1)}
-    snapshot |= {"rejected_stranger": 4, "rejected_length": 2, "window": 200, "in_flight": 3}
+    snapshot |= {"rejected_stranger": 4, "rejected_length": 2, "rejected_tag": 6, "window": 200, "in_flight": 3}
     snapshot |= {"sessions": 2, "operations_outstanding": 9}
     operations = {"ok": 1, "Stalled": 1, "Timeout": 0}
     text = SidecarMetrics().expose(PLACE, "worker", {**snapshot, "rtt_seconds": 0.25, "operations": operations}, True)
@@ -37,7 +37,7 @@ def test_every_metric_of_the_contract() -> None:
     for name in COUNTERS:
         assert found[f"atp_{name}_total"] == [(labels, snapshot[name])]
     reasons = {each["reason"]: value for each, value in found["atp_rejected_packets_total"]}
-    assert reasons == {"stranger": 4, "job": 0, "length": 2, "sequence": 0}
+    assert reasons == {"stranger": 4, "job": 0, "length": 2, "sequence": 0, "tag": 6}
     results = {each["result"]: value for each, value in found["atp_operations_total"]}
     assert results == {"ok": 1, "Stalled": 1}
     assert found["atp_window_packets"] == [(labels, 200)]
