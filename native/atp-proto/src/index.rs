@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The index table: slot = sequence mod P, aggregatorIndex = hash(job, slot) in the job's concatenated regions.
+//! The index table: slot = sequence mod P, aggregatorIndex = hash(job, slot) in the job's concatenated regions. A job
+//! with a floor has aggregators of its own beside those that it shares: some slots are bound to them for ever.
 
 use std::collections::HashMap;
 
@@ -24,9 +25,12 @@ fn gcd(a: u64, b: u64) -> u64 {
 /// aggregatorIndex of every slot, the same at all hosts of a job.
 #[derive(Clone, Debug)]
 pub struct IndexTable {
-    /// Every aggregatorIndex of the job.
+    /// Every aggregatorIndex of the job but those of its floor: unbound slots move among them.
     pool: Vec<u16>,
+    floor: Vec<u16>,
     slots: Vec<u16>,
+    /// Slots that keep their aggregator of the floor.
+    bound: Vec<bool>,
     /// First sequence for which the slot's entry is in force.
     since: Vec<u64>,
     picks: u64,
@@ -37,23 +41,38 @@ pub struct IndexTable {
 impl IndexTable {
     /// The hash is linear with a stride and an offset drawn from the job ID, so that slots of one job never share an
     /// aggregator while P fits the region, and two jobs that share a region meet pseudo-randomly.
+    ///
+    /// Each aggregator of the floor is bound to one slot, at random in a stretch of the table of its own: so they are
+    /// spread evenly, and over the shards (sequence mod their number) too.
     #[must_use]
     pub fn new(config: &Config) -> Self {
-        let mut pool: Vec<u16> =
-            config.regions.iter().flat_map(|r| (r.start..r.start + r.size).map(|i| i as u16)).collect();
+        let indexes = |floor: bool| -> Vec<u16> {
+            let regions = config.regions.iter().filter(|r| r.floor == floor);
+            regions.flat_map(|r| (r.start..r.start + r.size).map(|i| i as u16)).collect()
+        };
+        let mut pool = indexes(false);
         if pool.is_empty() {
             pool.push(0);
         }
+        let mut floor = indexes(true);
+        floor.truncate(config.slots as usize);
         let total = pool.len() as u64;
         let seed = mix(u64::from(config.job_id));
         let mut stride = mix(seed) % total;
         while gcd(stride, total) != 1 {
             stride = (stride + 1) % total;
         }
-        let slots: Vec<u16> =
+        let mut slots: Vec<u16> =
             (0..u64::from(config.slots)).map(|slot| pool[((slot * stride + seed % total) % total) as usize]).collect();
+        let mut bound = vec![false; slots.len()];
+        for (i, index) in floor.iter().enumerate() {
+            let (begin, end) = (i * slots.len() / floor.len(), (i + 1) * slots.len() / floor.len());
+            let slot = begin + mix(i as u64) as usize % (end - begin);
+            slots[slot] = *index;
+            bound[slot] = true;
+        }
         let since = vec![0; slots.len()];
-        Self { pool, slots, since, picks: seed, users: None }
+        Self { pool, floor, slots, bound, since, picks: seed, users: None }
     }
 
     /// For comparisons: slot mod region, as SwitchML has it. All jobs of a region meet at the same indexes.
@@ -78,9 +97,12 @@ impl IndexTable {
     }
 
     /// Take `index` for `seq` + P and later sequences of its slot; an announcement older than the entry is ignored.
-    /// True when the entry changed.
+    /// True when the entry changed; that of a bound slot never does.
     pub fn announce(&mut self, seq: u64, index: u16) -> bool {
         let slot = self.slot(seq);
+        if self.bound[slot] {
+            return false;
+        }
         let since = seq + self.slots.len() as u64;
         if since <= self.since[slot] {
             return false;
@@ -98,10 +120,13 @@ impl IndexTable {
     }
 
     /// Parameter server: a new aggregatorIndex for the slot of `seq`. Of some at random the one that the job's own slots use
-    /// least near this slot: sequences that are far apart are not in flight together.
+    /// least near this slot: sequences that are far apart are not in flight together. A bound slot keeps its own.
     pub fn pick(&mut self, seq: u64) -> u16 {
         let slot = self.slot(seq);
         let current = self.slots[slot];
+        if self.bound[slot] {
+            return current;
+        }
         let total = self.slots.len();
         let slots = &self.slots;
         let users = self.users.get_or_insert_with(|| {
@@ -135,8 +160,8 @@ impl IndexTable {
 
     /// Number of distinct aggregators of the job.
     #[must_use]
-    pub fn pool_size(&self) -> usize {
-        self.pool.len()
+    pub fn aggregators(&self) -> usize {
+        self.pool.len() + self.floor.len()
     }
 }
 
@@ -167,6 +192,62 @@ mod tests {
                 prop_assert_eq!(table.get(seq), table.get(seq + u64::from(slots)));
             }
             prop_assert_eq!(seen.len(), slots.min(a + b) as usize);
+        }
+    }
+
+    /// A region of 300 that is shared, at 10, and a floor at 2000.
+    fn floored(job_id: u8, floor: u32, slots: u32) -> IndexTable {
+        let mut config = config(job_id, (300, floor), slots);
+        config.regions[1].floor = true;
+        IndexTable::new(&config)
+    }
+
+    fn floor_slots(table: &IndexTable, slots: u32) -> Vec<u64> {
+        (0..u64::from(slots)).filter(|s| table.get(*s) >= 2000).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn a_floor_is_bound_one_to_one_and_evenly(job_id in 1u8.., floor in 1u32..700, exponent in 0u32..10) {
+            let slots = 1 << exponent;
+            let table = floored(job_id, floor, slots);
+            let bound = floor_slots(&table, slots);
+            prop_assert_eq!(bound.len(), floor.min(slots) as usize);
+            let used: std::collections::HashSet<u16> = bound.iter().map(|s| table.get(*s)).collect();
+            prop_assert_eq!(used.len(), bound.len());
+            prop_assert!(used.iter().all(|i| u32::from(*i) < 2000 + floor));
+            // One in each stretch, so two of them are never further apart than two stretches.
+            let stretch = u64::from(slots.div_ceil(floor));
+            let around = bound.iter().skip(1).copied().chain([bound[0] + u64::from(slots)]);
+            prop_assert!(bound.iter().zip(around).all(|(a, b)| b - a < 2 * stretch));
+        }
+
+        #[test]
+        fn bound_slots_stay_and_others_stay_away_from_the_floor(
+            floor in 1u32..200, collisions in proptest::collection::vec((0u64..100_000, proptest::option::of(any::<u16>())), 0..300)
+        ) {
+            let mut table = floored(7, floor, 256);
+            let before: Vec<u16> = (0..256).map(|s| table.get(s)).collect();
+            for (seq, index) in collisions {
+                // An announcement of the parameter server's own, or whatever came in an ACK.
+                let picked = table.pick(seq);
+                table.announce(seq, index.filter(|i| *i < 2000).unwrap_or(picked));
+            }
+            for slot in 0..256 {
+                let index = table.get(slot);
+                prop_assert!(index == before[slot as usize] || (index < 2000 && before[slot as usize] < 2000));
+            }
+        }
+    }
+
+    #[test]
+    fn every_shard_has_its_part_of_a_floor() {
+        for floor in [64u32, 256, 1000] {
+            let bound = floor_slots(&floored(1, floor, 4096), 4096);
+            for shard in 0..4 {
+                let here = bound.iter().filter(|s| *s % 4 == shard).count() as f64;
+                assert!((0.6..1.4).contains(&(4.0 * here / f64::from(floor))), "{here} of {floor} in shard {shard}");
+            }
         }
     }
 

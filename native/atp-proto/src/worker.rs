@@ -215,14 +215,14 @@ impl Worker {
         let table = if comparison.linear_index { IndexTable::linear(&config) } else { IndexTable::new(&config) };
         // A reserved region is never shared: with more packets in flight than aggregators the job would collide with itself.
         let max_window = if config.mode == Mode::Reserved {
-            config.max_window.min(u32::try_from(table.pool_size()).unwrap_or(u32::MAX))
+            config.max_window.min(u32::try_from(table.aggregators()).unwrap_or(u32::MAX))
         } else {
             config.max_window
         };
         let first = config.first_sequence;
         // Lost packets hold back the oldest sequence, not the window: up to P may be open. More than the job has aggregators
         // would collide with its own.
-        let aggregators = table.pool_size() as u64;
+        let aggregators = table.aggregators() as u64;
         let span = match config.mode {
             Mode::Reserved => u64::from(config.slots).min(aggregators),
             Mode::Shared => u64::from(config.slots).min(aggregators.max(u64::from(max_window))),
