@@ -272,6 +272,9 @@ impl Config {
                 bail!("regions: the floor at {} size {} overlaps another region", region.start, region.size);
             }
         }
+        if raw.regions.iter().filter(|r| r.floor).count() > 1 {
+            bail!("regions: two of them are the floor, there is one at most");
+        }
         if raw.mode == Mode::Shared && total > 0 && raw.regions.iter().all(|r| r.floor) {
             bail!("regions: beside its floor a job of mode Shared needs a region that it shares");
         }

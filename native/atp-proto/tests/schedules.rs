@@ -376,7 +376,11 @@ fn a_floor_holds_whatever_others_do() {
         let share = c.aggregated_packets as f64 / (c.aggregated_packets + c.host_summed_packets) as f64;
         let promised = f64::from(floor) / 32.0;
         assert!(share >= 0.99 * promised, "{share} of {promised}: {c:?}");
-        assert!(share <= promised + 0.2, "the attack does not bite: {share} of {promised}");
+        if 5 * floor >= 32 {
+            assert!(share > 0.8, "slots shelter in the floor: {share} of {promised}");
+        } else {
+            assert!(share <= promised + 0.2, "the attack does not bite: {share} of {promised}");
+        }
         for rank in 0..5 {
             check(&data, net.results[rank][&0].as_ref().expect("a sum"), &format!("rank {rank}"));
         }
