@@ -218,9 +218,7 @@ class Ledger:
         return [ledger for ledger in self.switches.values() if not nodes.isdisjoint(ledger.switch.nodes)]
 
     @staticmethod
-    def _shared(
-        ledgers: list[SwitchLedger], request: int, uid: str, own: tuple[Region, ...] = ()
-    ) -> Region | Refusal:
+    def _shared(ledgers: list[SwitchLedger], request: int, uid: str, own: tuple[Region, ...] = ()) -> Region | Refusal:
         """A range that jobs share, beside the job's `own`."""
 
         def room(entry: SwitchLedger) -> tuple[int, list[Region]]:

@@ -80,13 +80,13 @@ def validate_job(job: Mapping[str, Any]) -> list[str]:
         )
     elif not isinstance(floor, int) or not 0 <= floor <= request:
         errors.append(
-            f"spec.aggregators.floor is {floor!r}: 0 to {request} (aggregators.request), for the floor is a part of what "
-            f"is requested"
+            f"spec.aggregators.floor is {floor!r}: 0 to {request} (aggregators.request), for the floor is a part of "
+            f"what is requested"
         )
     if floor and spec.get("mode", "Shared") != "Shared":
         errors.append(
-            f"spec.aggregators.floor is {floor!r}, but spec.mode is {spec['mode']}: a floor is for mode Shared; in mode "
-            f"Reserved every aggregator is the job's own, in mode HostOnly it has none"
+            f"spec.aggregators.floor is {floor!r}, but spec.mode is {spec['mode']}: a floor is for mode Shared; in "
+            f"mode Reserved every aggregator is the job's own, in mode HostOnly it has none"
         )
     values = spec.get("valuesPerPacket")
     profiles = (wire.VALUES_BASE, wire.VALUES_LARGE, wire.VALUES_JUMBO)

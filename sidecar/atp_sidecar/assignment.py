@@ -139,7 +139,12 @@ class Assignment(_Model):
             raise ValueError("regions: a floor is for mode Shared; in mode Reserved every region is the job's alone")
         if len(floors) > 1:
             raise ValueError("regions: two of them are the floor, there is one at most")
-        if self.mode == "Shared" and len(floors) == len(self.regions):
+        others = [region for region in self.regions if not region.floor]
+        if any(
+            f.start < other.start + other.size and other.start < f.start + f.size for f in floors for other in others
+        ):
+            raise ValueError("regions: the floor overlaps another region")
+        if self.mode == "Shared" and not others:
             raise ValueError("regions: beside its floor a job of mode Shared needs a region that it shares")
         return self
 
