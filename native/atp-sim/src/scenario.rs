@@ -433,10 +433,9 @@ fn floored(floor: u32, packets: u64, seed: u64) -> Result<(f64, f64), String> {
         start: 2 * MS,
         ..victim
     });
-    if packets > 0 {
+    if let Some(every) = STALE_NS.checked_div(packets) {
         let greedy = sim.add_job(job(vec![9, 10], 11, Mode::Shared, (0, SHARED), 0, 0));
         // All of them are taken when the other job begins.
-        let every = STALE_NS / packets;
         for next in 0..u64::from(SHARED) {
             sim.at(MS, Action::Hoard { job: greedy, rank: 0, next: next + packets, every: LIMIT });
         }
