@@ -125,6 +125,13 @@ def test_a_floor_in_status_seal_and_assignment() -> None:
     assert len({seal(job, status), seal(job, swapped), seal(less, status), seal(plain, status)}) == 4
 
 
+def test_without_a_floor_a_seal_is_as_before_there_were_any() -> None:
+    """A job that runs over an upgrade of the operator keeps its status."""
+    job = Job.from_object({"metadata": {"name": "j", "uid": "u"}, "spec": {"workers": {"replicas": 2}}})
+    held = {"job_id": 7, "epoch": 2, "switches": ("s0",), "values": 62, "regions": (Region(0, 1024),)}
+    assert seal(job, JobStatus(**held)) == "92840ec5329ea50beb2ddbaea7a8f133"
+
+
 @pytest.mark.parametrize(
     ("mode", "aggregators", "text"),
     [
