@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SCENARIOS = ["loss", "two-level", "sharing", "hash", "congestion", "fairness"]
+SCENARIOS = ["loss", "two-level", "sharing", "hash", "congestion", "fairness", "floor"]
 COLOURS = ["#1f77b4", "#d95f02", "#7f7f7f"]
 
 

@@ -8,7 +8,7 @@ A job's multicast group has the number of its job ID: groups and IDs are unique 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from atp_api import wire
 
@@ -45,7 +45,7 @@ class SwitchLedger:
     switch: Switch
     ids: dict[int, str] = field(default_factory=dict)  # job ID -> uid
     resting: set[int] = field(default_factory=set)
-    reserved: dict[str, tuple[Region, ...]] = field(default_factory=dict)  # by uid
+    reserved: dict[str, tuple[Region, ...]] = field(default_factory=dict)  # exclusive ranges: Reserved jobs, floors
     shared: dict[str, tuple[Region, ...]] = field(default_factory=dict)
     requests: dict[str, int] = field(default_factory=dict)  # aggregators requested, by uid
     # Given back in this plan, by uid: others get it in the next one, when the holder's status says so.
@@ -105,13 +105,21 @@ class Ledger:
         exclusive: bool,
         request: int,
     ) -> None:
-        """Record that the job `uid` holds these on the switches `names` (unknown names are ignored)."""
+        """Record that the job `uid` holds these on the switches `names` (unknown names are ignored).
+
+        `exclusive`: all regions are, as in mode Reserved; else a floor alone is.
+        """
+        own = tuple(region for region in regions if exclusive or region.floor)
+        others = tuple(region for region in regions if region not in own)
         for name in names:
             ledger = self.switches.get(name)
             if ledger is None:
                 continue
             ledger.ids[job_id] = uid
-            (ledger.reserved if exclusive else ledger.shared)[uid] = regions
+            for held, ranges in ((ledger.reserved, own), (ledger.shared, others)):
+                held.pop(uid, None)
+                if ranges:
+                    held[uid] = ranges
             ledger.requests[uid] = request
 
     def release(self, uid: str) -> None:
@@ -130,9 +138,12 @@ class Ledger:
                 ledger.leaving_requests.setdefault(uid, ledger.requests.pop(uid))
 
     def allocate(
-        self, names: tuple[str, ...], mode: str, request: int, values: int | None, uid: str = ""
+        self, names: tuple[str, ...], mode: str, request: int, values: int | None, uid: str = "", floor: int = 0
     ) -> Allocation | Refusal:
-        """Find a job ID, a range and a packet size that all switches `names` can give job `uid`; changes nothing."""
+        """Find a job ID, ranges and a packet size that all switches `names` can give job `uid`; changes nothing.
+
+        `floor`: so much of what a Shared job requests is a range of its own, the last of its regions.
+        """
         ledgers = [self.switches[name] for name in sorted(names)]
         profile = self._values(ledgers, values)
         if isinstance(profile, Refusal):
@@ -140,10 +151,19 @@ class Ledger:
         job_id = self._job_id(ledgers, uid)
         if isinstance(job_id, Refusal):
             return job_id
-        region = (self._reserved if mode == "Reserved" else self._shared)(ledgers, request, uid)
-        if isinstance(region, Refusal):
-            return region
-        return Allocation(job_id, (region,), profile)
+        own: tuple[Region, ...] = ()
+        size = request if mode == "Reserved" else floor
+        if size:
+            found = self._reserved(ledgers, size, uid)
+            if isinstance(found, Refusal):
+                return found if mode == "Reserved" else replace(found, message=f"the floor {found.message}")
+            own = (found if mode == "Reserved" else replace(found, floor=True),)
+        if mode == "Reserved":
+            return Allocation(job_id, own, profile)
+        shared = self._shared(ledgers, max(1, request - floor), uid, own)
+        if isinstance(shared, Refusal):
+            return shared
+        return Allocation(job_id, (shared, *own), profile)
 
     @staticmethod
     def _values(ledgers: list[SwitchLedger], values: int | None) -> int | Refusal:
@@ -198,9 +218,11 @@ class Ledger:
         return [ledger for ledger in self.switches.values() if not nodes.isdisjoint(ledger.switch.nodes)]
 
     @staticmethod
-    def _shared(ledgers: list[SwitchLedger], request: int, uid: str) -> Region | Refusal:
+    def _shared(ledgers: list[SwitchLedger], request: int, uid: str, own: tuple[Region, ...] = ()) -> Region | Refusal:
+        """A range that jobs share, beside the job's `own`."""
+
         def room(entry: SwitchLedger) -> tuple[int, list[Region]]:
-            return entry.switch.shared_pool, _of_others(uid, entry.reserved, entry.leaving_reserved)
+            return entry.switch.shared_pool, [*own, *_of_others(uid, entry.reserved, entry.leaving_reserved)]
 
         return _fit(ledgers, request, room, largest=True)
 

@@ -23,11 +23,12 @@ def seal(job: Job, status: JobStatus) -> str:
         status.job_id,
         status.epoch,
         list(status.switches),
-        [[region.start, region.size] for region in status.regions],
+        [[region.start, region.size, *(["floor"] if region.floor else [])] for region in status.regions],
         status.values,
         status.placement.to_dict() if status.placement else None,
         status.admitted_time is not None,
-        [job.spec.mode, job.spec.request, job.spec.workers, job.spec.servers],
+        # Without a floor as before there were any: a job that runs keeps its seal over an upgrade.
+        [job.spec.mode, job.spec.request, job.spec.workers, job.spec.servers, *filter(None, [job.spec.floor])],
     ]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
 

@@ -147,7 +147,7 @@ def assignments(job: Job) -> Mapping[str, str]:
         "valuesPerPacket": values,
         "scale": job.spec.scale,
         "port": wire.UDP_PORT,
-        "regions": [{"start": r.start, "size": r.size} for r in status.regions],
+        "regions": [region.to_dict() for region in status.regions],
         "indexTableSize": slots,
         "maxWindow": window,
         "stallTimeoutSeconds": job.spec.stall_timeout,

@@ -269,7 +269,7 @@ def admit(plan: JobPlan, world: World) -> bool:
         _pending(plan, "InvalidSpec", "; ".join(job.problems), now)
         return False
     spec = job.spec
-    shape = (job.namespace, spec.workers, spec.mode, spec.switches, spec.request, spec.values)
+    shape = (job.namespace, spec.workers, spec.mode, spec.switches, spec.request, spec.floor, spec.values)
     refusal = world.refused.get(shape) or world.quotas.refuse_job(job)
     if refusal is None:
         choice = _choose_network(job, world, patient=True)
@@ -369,7 +369,9 @@ def _choose_network(job: Job, world: World, *, patient: bool) -> _Network | Refu
     for name in usable:
         refusal = world.quotas.refuse_switch(job, name)
         if refusal is None:
-            one = world.ledger.allocate((name,), job.spec.mode, job.spec.request, job.spec.values, job.uid)
+            one = world.ledger.allocate(
+                (name,), job.spec.mode, job.spec.request, job.spec.values, job.uid, job.spec.floor
+            )
             refusal = one if isinstance(one, Refusal) else None
         if refusal is None:
             fitting.append(name)
@@ -379,7 +381,9 @@ def _choose_network(job: Job, world: World, *, patient: bool) -> _Network | Refu
     if not fitting or (job.spec.switches and refusals):
         return refusals[0]
     chosen = tuple(fitting)
-    allocation = world.ledger.allocate(chosen, job.spec.mode, job.spec.request, job.spec.values, job.uid)
+    allocation = world.ledger.allocate(
+        chosen, job.spec.mode, job.spec.request, job.spec.values, job.uid, job.spec.floor
+    )
     if isinstance(allocation, Refusal):
         return allocation
     return _Network(chosen, allocation.job_id, allocation.regions, allocation.values, job.spec.mode)
@@ -661,7 +665,9 @@ def _place(
             over_quota = world.quotas.refuse_switch(job, name)
             if over_quota:
                 return without, over_quota
-        allocation = world.ledger.allocate(names, job.spec.mode, job.spec.request, job.spec.values, job.uid)
+        allocation = world.ledger.allocate(
+            names, job.spec.mode, job.spec.request, job.spec.values, job.uid, job.spec.floor
+        )
         if isinstance(allocation, Refusal):
             return without, allocation
         status.job_id, status.regions, status.values = (

@@ -103,11 +103,15 @@ class Region:
 
     start: int
     size: int
+    floor: bool = False  # of a job in mode Shared: its own all the same
 
     @property
     def end(self) -> int:
         """One past the last index."""
         return self.start + self.size
+
+    def to_dict(self) -> Object:
+        return {"start": self.start, "size": self.size, **({"floor": True} if self.floor else {})}
 
     def overlaps(self, other: Region) -> bool:
         """True when both hold an index in common."""
@@ -123,6 +127,7 @@ class JobSpec:
     mode: str = "Shared"
     switches: tuple[str, ...] = ()
     request: int = 1024
+    floor: int = 0  # of the request: exclusive
     values: int | None = None
     scale: Scale = SCALE_AUTO
     suspend: bool = False
@@ -136,6 +141,7 @@ class JobSpec:
         """Read a spec that the schema let pass; absent fields take the schema's defaults."""
         workers = spec.get("workers") or {}
         servers = spec.get("parameterServers") or {}
+        aggregators = spec.get("aggregators") or {}
         try:
             scale = read_scale(spec.get("scale", SCALE_AUTO))
         except ValueError:
@@ -145,7 +151,8 @@ class JobSpec:
             servers=int(servers.get("replicas", 1)),
             mode=spec.get("mode") or "Shared",
             switches=tuple(spec.get("switches") or ()),
-            request=int((spec.get("aggregators") or {}).get("request", 1024)),
+            request=int(aggregators.get("request", 1024)),
+            floor=int(aggregators.get("floor", 0)),
             values=spec.get("valuesPerPacket"),
             scale=scale,
             suspend=bool(spec.get("suspend", False)),
@@ -332,6 +339,7 @@ class JobStatus:
                 Region(
                     _number(r["start"], 0, wire.AGGREGATOR_INDEX_MAX),
                     _number(r["size"], 1, wire.AGGREGATOR_INDEX_MAX + 1),
+                    r.get("floor", False) is True,
                 )
                 for r in value.get("regions") or ()
             ),
@@ -375,7 +383,8 @@ class JobStatus:
             "switches": list(self.switches) or None,
             "valuesPerPacket": self.values,
             "scale": self.scale,
-            "regions": [{"start": r.start, "size": r.size} for r in self.regions] or None,
+            "regions": [region.to_dict() for region in self.regions] or None,
+            "floor": sum(region.size for region in self.regions if region.floor) or None,
             # For people. What counts is in the placement, which an older definition of ATPJob in the cluster keeps.
             "addendLimit": self.placement.addend_limit if self.placement else None,
             "placement": self.placement.to_dict() if self.placement else None,

@@ -72,10 +72,21 @@ def validate_job(job: Mapping[str, Any]) -> list[str]:
         read_scale(spec.get("scale", SCALE_AUTO))
     except ValueError as error:
         errors.append(f"spec.scale is {error}")
-    request = (spec.get("aggregators") or {}).get("request", 1024)
+    aggregators = spec.get("aggregators") or {}
+    request, floor = aggregators.get("request", 1024), aggregators.get("floor", 0)
     if not isinstance(request, int) or not 1 <= request <= wire.AGGREGATOR_INDEX_MAX + 1:
         errors.append(
             f"spec.aggregators.request is {request!r}: 1 to {wire.AGGREGATOR_INDEX_MAX + 1}, for an index has 16 bits"
+        )
+    elif not isinstance(floor, int) or not 0 <= floor <= request:
+        errors.append(
+            f"spec.aggregators.floor is {floor!r}: 0 to {request} (aggregators.request), for the floor is a part of "
+            f"what is requested"
+        )
+    if floor and spec.get("mode", "Shared") != "Shared":
+        errors.append(
+            f"spec.aggregators.floor is {floor!r}, but spec.mode is {spec['mode']}: a floor is for mode Shared; in "
+            f"mode Reserved every aggregator is the job's own, in mode HostOnly it has none"
         )
     values = spec.get("valuesPerPacket")
     profiles = (wire.VALUES_BASE, wire.VALUES_LARGE, wire.VALUES_JUMBO)

@@ -40,6 +40,8 @@ class Region(_Model):
 
     start: Annotated[int, Field(ge=0, le=65535)]
     size: Annotated[int, Field(ge=1, le=65536)]
+    floor: bool = False
+    """In mode Shared: no other job may use them."""
 
 
 class WorkerPlace(_Model):
@@ -133,6 +135,18 @@ class Assignment(_Model):
         for region in self.regions:
             if region.start + region.size > 65536:
                 raise ValueError(f"regions: {region.start}+{region.size} ends beyond the 16-bit aggregatorIndex")
+        floors = [region for region in self.regions if region.floor]
+        if floors and self.mode == "Reserved":
+            raise ValueError("regions: a floor is for mode Shared; in mode Reserved every region is the job's alone")
+        if len(floors) > 1:
+            raise ValueError("regions: two of them are the floor, there is one at most")
+        others = [region for region in self.regions if not region.floor]
+        if any(
+            f.start < other.start + other.size and other.start < f.start + f.size for f in floors for other in others
+        ):
+            raise ValueError("regions: the floor overlaps another region")
+        if self.mode == "Shared" and not others:
+            raise ValueError("regions: beside its floor a job of mode Shared needs a region that it shares")
         return self
 
     @property

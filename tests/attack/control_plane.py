@@ -12,9 +12,10 @@ import concurrent.futures
 import contextlib
 import json
 import os
+import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +57,9 @@ class Stage:
         try:
             return self.kube.ctl("--as", USER, *args, stdin=stdin, timeout=timeout)
         except CommandFailed as error:
+            who = re.search(r'User "([^"]+)" cannot', str(error))
+            if who is not None:
+                self.named = f"user {who[1]}"
             return f"REFUSED {error}"
 
     def create(self, *objects: Object, timeout: float = 60) -> str:
@@ -99,6 +103,16 @@ class Stage:
             if item["reason"] == reason:
                 self.named = f"{item['involvedObject']['kind']} {ATTACKER}/{item['involvedObject']['name']}"
                 return True
+        return False
+
+    def waiting(self, reasons: Collection[str]) -> bool:
+        """True when jobs of the attacker wait for what he used up himself; notes the first that the operator names."""
+        items = json.loads(self.kube.ctl("get", "atpjobs", "-n", ATTACKER, "-o", "json"))["items"]
+        for item in items:
+            for condition in (item.get("status") or {}).get("conditions") or ():
+                if condition["type"] == "Admitted" and condition["reason"] in reasons:
+                    self.named = f"ATPJob {ATTACKER}/{item['metadata']['name']} ({condition['reason']})"
+                    return True
         return False
 
 
@@ -292,6 +306,14 @@ def roles(installation: Installation) -> Outcome:
             scene.check(
                 said == may, f"{user} {'may' if said else 'may not'} {verb} {resource}{'/' if sub else ''}{sub}"
             )
+        scene.create(job("own", suspend=True))
+        for arguments in (
+            ("patch", "atpjob", "own", "-n", ATTACKER, "--subresource=status", "--type=merge", "-p", '{"status":{}}'),
+            ("delete", "atpjobs", "--all", "-n", VICTIM),
+            ("get", "atpswitches"),
+        ):
+            said = scene.attack(*arguments)
+            scene.check("REFUSED" in said and "cannot" in said, f"{' '.join(arguments[:2])}: {said.strip()[-160:]}")
         return outcome("rights of the roles view, edit and admin", scene, before)
 
 
@@ -447,6 +469,8 @@ def many_jobs(installation: Installation) -> Outcome:
                 slow.append(scene.victim_seconds(f"victim-{len(slow)}"))
         count = sum(future.result().count("created") for future in made)
         scene.check(count == FLOOD_JOBS, f"{count} of {FLOOD_JOBS} jobs were taken")
+        # Where the switches have room for all of them, nobody is named.
+        until(lambda: scene.waiting(("JobIDsExhausted", "AggregatorsExhausted")), 10)
         text = ", ".join(f"{s:.1f}" for s in slow)
         scene.check(max(slow) < QUICK_SECONDS, f"the victim's jobs had their pods after {text} s; alone {alone:.1f} s")
         return outcome("many ATPJobs", scene, before)

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from atp_api.wire import UDP_PORT
+from atp_api.wire import STALE_NS, UDP_PORT
+from atp_operator.desired import assignments
 
 from .outcome import Outcome
 from .sender import datagram, packet, raw_socket, superframe
@@ -281,6 +283,57 @@ def queue_filled(guarded: bool = True) -> Outcome:
         return replace(result, held=result.held and not marks, detail=f"{marks} ECN marks; {result.detail}")
 
 
+STALE_SECONDS = STALE_NS / 1e9
+SHARED, FLOOR = 256, 128
+"""Aggregators that two jobs share in `starved`, and the floor of one of them."""
+
+
+def starved(floor: bool = True, rate: int = 2) -> Outcome:
+    """A worker of another job takes all shared aggregators and never completes a sum: all its packets are in order.
+
+    It sends `rate` packets for each of them in the time after which an idle one is free. `floor` False: the victim has
+    none.
+    """
+    with Site((*ONE_NODE, "x0", "x1", "xps")) as site:
+        promising = site.plan("victim", ["w0", "w1"], "ps", shared=SHARED, floor=FLOOR)
+        victim = promising if floor else site.plan("victim", ["w0", "w1"], "ps", shared=SHARED)
+        greedy = site.plan("greedy", ["x0", "x1"], "xps", job_id=2, shared=SHARED)
+        site.apply([victim, greedy])
+        running = site.start(victim)
+        slots: int = json.loads(next(iter(assignments(promising).values())))["indexTableSize"]
+        promised = FLOOR / slots
+        s, target = site.pods["x0"].socket(), (site.pods["xps"].address, UDP_PORT)
+        packets, stop = 0, threading.Event()
+
+        def attack() -> None:
+            nonlocal packets
+            common = {"job_id": 2, "bitmap0": 1, "bitmap1": 1, "fan_in_degree0": 2, "fan_in_degree1": 1}
+            begin = time.monotonic()
+            while not stop.is_set():
+                due = int((time.monotonic() - begin) / STALE_SECONDS * SHARED * rate)
+                for number in range(packets, due):
+                    s.sendto(packet(62, 1, sequence=number, aggregator_index=number % SHARED, **common), target)
+                packets = max(packets, due)
+                time.sleep(0.001)
+
+        thread = threading.Thread(target=attack)
+        thread.start()
+        time.sleep(3 * STALE_SECONDS)
+        before = running.servers[0].metrics()
+        with site.training(running) as found:
+            time.sleep(SECONDS)
+            holders = site.in_use()
+        stop.set()
+        thread.join()
+        now = running.servers[0].metrics()
+        switches, server = (now[key] - before[key] for key in ("aggregated_packets", "host_summed_packets"))
+        share = switches / max(1, switches + server)
+        greediest = max(holders, key=lambda uid: holders[uid], default="")
+        held = not found.wrong and not found.errors and found.rounds > 0 and share >= 0.9 * promised
+        detail = f"{found.rounds} sums, {share:.3f} added by the switch, {promised:.3f} promised, aggregators {holders}"
+        return Outcome("a starved job", packets, found.wrong, f"ATPJob {greediest}" if greediest else "", held, detail)
+
+
 def strangers_traffic(guarded: bool = True) -> Outcome:
     """By the switch, not by a pod: other people's datagrams to that port must all arrive, whatever they say."""
     with one_node(guarded) as (site, running):
@@ -317,4 +370,6 @@ ATTACKS: dict[str, Callable[[bool], Outcome]] = {
     "switch_away": switch_away,
     "queue_filled": queue_filled,
     "strangers_traffic": strangers_traffic,
+    "starved": starved,
+    "starved_tenfold": lambda floor=True: starved(floor, rate=20),
 }

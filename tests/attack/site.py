@@ -285,8 +285,17 @@ class Site:
             for n in range(len(self._nodes))
         }
 
-    def plan(self, name: str, workers: Sequence[str], server: str, job_id: int = 1, aggregate: bool = True) -> Job:
-        """A running job on these pods."""
+    def plan(
+        self,
+        name: str,
+        workers: Sequence[str],
+        server: str,
+        job_id: int = 1,
+        aggregate: bool = True,
+        shared: int = AGGREGATORS // 2,
+        floor: int = 0,
+    ) -> Job:
+        """A running job on these pods, with so many aggregators that it shares, and so many of its own."""
 
         def located(names: Iterable[str]) -> list[Located]:
             pods = [self.pods[pod] for pod in names]
@@ -297,8 +306,14 @@ class Site:
         assert not isinstance(placed, Refusal), placed
         raw = {
             "metadata": {"name": name, "namespace": "victims", "uid": name, "generation": 1},
-            "spec": {"workers": {"replicas": len(workers)}, "scale": "1e5", "stallTimeoutSeconds": 20},
+            "spec": {
+                "workers": {"replicas": len(workers)},
+                "scale": "1e5",
+                "stallTimeoutSeconds": 20,
+                "aggregators": {"request": shared + floor, "floor": floor},
+            },
         }
+        regions = [Region(0, shared)] + ([Region(AGGREGATORS - floor, floor, floor=True)] if floor else [])
         status = JobStatus(
             phase="Running",
             mode="Shared" if aggregate else "HostOnly",
@@ -307,7 +322,7 @@ class Site:
             revision=1,
             switches=placed.switches,
             values=self.values,
-            regions=(Region(0, AGGREGATORS // 2),) if aggregate else (),
+            regions=tuple(regions) if aggregate else (),
             placement=placed,
         )
         return Job(**{**Job.from_object(raw).__dict__, "status": status})
@@ -351,6 +366,15 @@ class Site:
             for drops in self._ask(number).drops:
                 name = names.get(drops.address or drops.last_source, "?")
                 found[name] = found.get(name, 0) + sum(drops.dropped.values())
+        return found
+
+    def in_use(self) -> dict[str, int]:
+        """Aggregators that hold a sum now, by the job that the switches say it is of."""
+        found: dict[str, int] = {}
+        for number in range(len(self._nodes)):
+            for job in self._ask(number).jobs:
+                if job.uid and job.aggregators_in_use:
+                    found[job.uid] = found.get(job.uid, 0) + job.aggregators_in_use
         return found
 
     # -- the victims -------------------------------------------------------------------------------

@@ -98,6 +98,11 @@ def test_bad_jobs_are_rejected_at_apply(lab: Any) -> None:
         ("scale", {"scale": 0.5}, "must be of type integer,string"),
         ("mode", {"mode": "Fast"}, "HostOnly"),
         ("request", {"aggregators": {"request": 65537}}, "65536"),
+        ("floor", {"aggregators": {"request": 100, "floor": 101}}, "must be at most aggregators.request"),
+        ("floor", {"aggregators": {"floor": 1025}}, "must be at most aggregators.request"),
+        ("floor", {"aggregators": {"floor": -1}}, "must not be negative"),
+        ("floor", {"mode": "Reserved", "aggregators": {"floor": 1}}, "is for mode Shared"),
+        ("floor", {"mode": "HostOnly", "aggregators": {"floor": 1}}, "is for mode Shared"),
         ("valuesPerPacket", {"valuesPerPacket": 61}, "62"),
         ("parameterServers", {"parameterServers": {"replicas": 3}}, "must be 1, 2, 4 or 8"),
         ("parameterServers", {"parameterServers": {"replicas": 16}}, "at most 8 ports"),
@@ -217,6 +222,28 @@ def test_reserved_job_waits_for_free_aggregators(lab: Any) -> None:
     assert [(r.start, r.size) for r in job.regions] == [(476, 1024)]
     lab.delete_job("big")
     lab.phase("bigger", "Admitted", "Starting")
+
+
+def test_a_floor_is_this_jobs_alone(lab: Any) -> None:
+    agent = lab.agent("sw-floor", ["node-a"], aggregators=1600)
+    lab.apply_job("floored", workers=1, aggregators={"request": 1024, "floor": 300})
+    lab.phase("floored", "Admitted", "Starting")
+    lab.apply_job("second", workers=1, aggregators={"request": 200, "floor": 101})
+    status = lab.wait_for(
+        lambda: (s := lab.cluster.status("second")).get("reason") == "AggregatorsExhausted" and s, "queued"
+    )
+    assert status["message"] == "the floor needs 101 aggregators on switch sw-floor: 100 free of 1600"
+    lab.cluster.run_pods("floored", 2)
+    status = lab.phase("floored", "Running")
+    own = {"start": 1300, "size": 300, "floor": True}
+    assert status["regions"] == [{"start": 0, "size": 1200}, own] and status["floor"] == 300
+    (job,) = agent.jobs()
+    assert [(r.start, r.size) for r in job.regions] == [(0, 1200), (1300, 300)]
+    changed = json.dumps({"spec": {"aggregators": {"floor": 299}}})
+    done = lab.cluster.kubectl("patch", "atpjob", "floored", "--type=merge", "-p", changed, check=False)
+    assert done.returncode != 0 and "cannot change once the job is admitted" in done.stderr
+    lab.delete_job("floored")
+    lab.phase("second", "Admitted", "Starting")
 
 
 def test_unknown_switch_waits_until_it_appears(lab: Any) -> None:

@@ -37,9 +37,12 @@ def check_switches(sim: Simulation) -> None:
         for job in jobs:
             owner = by_uid[job.uid]
             assert sum(r.size for r in job.regions) >= owner.spec.request
+            floors = {(r.start, r.size) for r in owner.status.regions if r.floor}
+            assert sum(size for _, size in floors) == owner.spec.floor
             for region in job.regions:
                 assert region.start >= 0 and region.start + region.size <= switch.capacity.aggregators
-                held.append((job.uid, region.start, region.start + region.size, owner.spec.mode == "Reserved"))
+                exclusive = owner.spec.mode == "Reserved" or (region.start, region.size) in floors
+                held.append((job.uid, region.start, region.start + region.size, exclusive))
             level0 = [m.bit for m in job.members if not m.edge]
             level1 = [m.bit for m in job.members if m.edge] + [rack.bit for rack in job.racks]
             for bits in (level0, level1):
@@ -49,8 +52,8 @@ def check_switches(sim: Simulation) -> None:
                 assert 1 <= racks.workers <= 32
         for i, (uid, start, end, exclusive) in enumerate(held):
             for other, begin, stop, also in held[i + 1 :]:
-                if uid != other and (exclusive or also):
-                    assert end <= begin or stop <= start, f"a reserved range is shared on {name}"
+                if exclusive or also:
+                    assert end <= begin or stop <= start, f"{uid} and {other} share an exclusive range on {name}"
 
 
 def check_seats(sim: Simulation, forged: frozenset[str] | set[str] = frozenset()) -> None:
@@ -103,6 +106,7 @@ def check_assignments(
             assert told.setdefault((uid, job.status.epoch), now) == now
             assert now["indexTableSize"] % len(now["parameterServers"]) == 0
             assert now["indexTableSize"] >= now["maxWindow"]
+            assert sum(r["size"] for r in now["regions"] if r.get("floor")) == (job.spec.floor if now["regions"] else 0)
             if "addendLimit" in now:
                 assert now["regions"] and 0 < now["addendLimit"] * job.spec.workers <= 2**31 - 1
 
@@ -128,13 +132,22 @@ class Planner(RuleBasedStateMachine):
         workers=st.sampled_from([1, 2, 5, 33, 40]),
         mode=st.sampled_from(["Shared", "Reserved", "HostOnly"]),
         request=st.sampled_from([1, 300, 1024, 2000]),
+        floor=st.sampled_from([0, 0, 1, 100, 1024]),
         switches=st.sampled_from([[], [], ["s0"], ["s0", "s1"], ["nowhere"]]),
         namespace=st.sampled_from(["team-a", "team-b"]),
         backoff=st.integers(0, 2),
         servers=st.sampled_from([1, 1, 2, 8]),
     )
     def create(
-        self, workers: int, mode: str, request: int, switches: list[str], namespace: str, backoff: int, servers: int
+        self,
+        workers: int,
+        mode: str,
+        request: int,
+        floor: int,
+        switches: list[str],
+        namespace: str,
+        backoff: int,
+        servers: int,
     ) -> None:
         self.count += 1
         uid = f"uid-{self.count}"
@@ -144,7 +157,7 @@ class Planner(RuleBasedStateMachine):
             uid,
             workers=workers,
             mode=mode,
-            aggregators={"request": request},
+            aggregators={"request": request, "floor": min(floor, request) if mode == "Shared" else 0},
             switches=switches,
             namespace=namespace,
             backoffLimit=backoff,
@@ -168,7 +181,7 @@ class Planner(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 1 << 20), count=st.integers(1, 4), mode=st.sampled_from(["Shared", "Reserved"]))
     def create_and_start(self, seed: int, count: int, mode: str) -> None:
         for _ in range(count):
-            self.create(3, mode, 300, [], "team-b", 2, 1)
+            self.create(3, mode, 300, 100, [], "team-b", 2, 1)
         self.progress(seed)
 
     @rule(seed=st.integers(0, 1 << 20))
@@ -251,7 +264,7 @@ class Planner(RuleBasedStateMachine):
         forger = data.draw(st.sampled_from(sorted(self.sim.jobs)))
         victim = data.draw(st.sampled_from(sorted(self.sim.jobs)))
         stolen = copy.deepcopy(self.sim.jobs[victim].get("status") or {})
-        how = data.draw(st.sampled_from(["steal", "steal ID", "unreadable", "larger", "longer"]))
+        how = data.draw(st.sampled_from(["steal", "steal ID", "unreadable", "larger", "exclusive", "longer"]))
         status = stolen if how == "steal" else copy.deepcopy(self.sim.jobs[forger].get("status") or {})
         if how == "steal ID":
             status |= {key: stolen[key] for key in ("jobId", "switches", "regions") if key in stolen}
@@ -259,6 +272,8 @@ class Planner(RuleBasedStateMachine):
             status["placement"] = {"workers": [{"rank": "x"}], "level1": 3}
         elif how == "larger":
             status["regions"] = [{"start": 0, "size": 65536}]
+        elif how == "exclusive" and status.get("regions"):
+            status["regions"][0]["floor"] = True
         elif how == "longer":
             status["epoch"] = 2**62
         if status != self.sim.jobs[forger].get("status"):

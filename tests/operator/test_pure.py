@@ -13,6 +13,7 @@ import pytest
 
 from atp_operator.allocation import Allocation, Ledger, Refusal, addend_limit, gaps
 from atp_operator.cache import Store
+from atp_operator.claims import seal
 from atp_operator.desired import assignments, desired_jobs
 from atp_operator.injection import InjectionError, SidecarConfig, inject
 from atp_operator.lifecycle import JobPlan, _aggregating
@@ -65,6 +66,94 @@ def test_shared_jobs_share_and_reserved_ones_do_not() -> None:
     assert ledger.allocate(("s",), "Reserved", 100, None) == refusal, "what b gives back is for others in the next plan"
     again = ledger.allocate(("s",), "Reserved", 1024, None, "b")
     assert isinstance(again, Allocation) and again.job_id == 3, "the job ID of b rests"
+
+
+def test_a_floor_is_exclusive_and_outside_the_shared_pool_first() -> None:
+    ledger = Ledger({"s": switch("s", ["n0"])}, [], 0.0)
+    first = ledger.allocate(("s",), "Shared", 1024, None, floor=256)
+    assert first == Allocation(1, (Region(0, 3072), Region(3840, 256, floor=True)), 350)
+    ledger.take("a", ("s",), 1, first.regions, False, 1024)
+    second = ledger.allocate(("s",), "Shared", 1000, None, floor=768)
+    assert second == Allocation(2, (Region(0, 3072), Region(3072, 768, floor=True)), 350)
+    ledger.take("b", ("s",), 2, second.regions, False, 1000)
+    refusal = ledger.allocate(("s",), "Shared", 1000, None, floor=1)
+    text = "the floor needs 1 aggregators on switch s: 0 free of 4096"
+    assert refusal == Refusal("AggregatorsExhausted", text)
+    assert isinstance(ledger.allocate(("s",), "Shared", 1000, None), Allocation), "without a floor there is room"
+    assert isinstance(ledger.allocate(("s",), "Reserved", 1, None), Refusal)
+
+
+def test_a_floor_takes_what_no_shared_job_uses_yet() -> None:
+    ledger = Ledger({"s": switch("s", ["n0"])}, [], 0.0)
+    first = ledger.allocate(("s",), "Shared", 4096, None, floor=2000)
+    assert first == Allocation(1, (Region(0, 2096), Region(2096, 2000, floor=True)), 350)
+    all_of_it = ledger.allocate(("s",), "Shared", 2000, None, floor=2000)
+    assert isinstance(all_of_it, Allocation) and all_of_it.regions[0] == Region(0, 2096), (
+        "it shares something all the same"
+    )
+    whole = ledger.allocate(("s",), "Shared", 4096, None, floor=4096)
+    assert isinstance(whole, Refusal) and whole.reason == "AggregatorsExhausted"
+
+
+def test_a_floor_has_the_same_indexes_on_all_switches() -> None:
+    switches = {"s": switch("s", ["n0"]), "t": switch("t", ["n1"], aggregators=2048)}
+    ledger = Ledger(switches, [], 0.0)
+    found = ledger.allocate(("s", "t"), "Shared", 500, None, floor=100)
+    assert found == Allocation(1, (Region(0, 1536), Region(1948, 100, floor=True)), 350)
+    ledger.take("low", ("t",), 1, (Region(500, 1548),), True, 1548)
+    ledger.take("high", ("s",), 1, (Region(0, 400),), False, 400)
+    refusal = ledger.allocate(("s", "t"), "Shared", 500, None, floor=200)
+    assert (
+        isinstance(refusal, Refusal) and refusal.reason == "NoCommonRange" and refusal.message.startswith("the floor ")
+    )
+
+
+def test_a_floor_in_status_seal_and_assignment() -> None:
+    tree = place(located(2, "n0"), PS, {"s0": switch("s0", ["n0"])})
+    assert isinstance(tree, Placement)
+    plain = running(tree)
+    job = Job(**{**plain.__dict__, "spec": replace(plain.spec, request=1024, floor=256)})
+    status = replace(job.status, regions=(Region(0, 768), Region(900, 256, floor=True)))
+    told = status.to_dict(2)
+    assert told["regions"] == [{"start": 0, "size": 768}, {"start": 900, "size": 256, "floor": True}]
+    assert told["floor"] == 256 and "floor" not in plain.status.to_dict(2)
+    assert JobStatus.from_dict(json.loads(json.dumps(told))).regions == status.regions
+    texts = assignments(replace(job, status=status)).values()
+    assert all(json.loads(text)["regions"] == told["regions"] for text in texts) and len(texts) == 3
+    swapped = replace(status, regions=(Region(0, 768, floor=True), Region(900, 256)))
+    less = Job(**{**job.__dict__, "spec": replace(job.spec, floor=255)})
+    assert len({seal(job, status), seal(job, swapped), seal(less, status), seal(plain, status)}) == 4
+
+
+def test_without_a_floor_a_seal_is_as_before_there_were_any() -> None:
+    """A job that runs over an upgrade of the operator keeps its status."""
+    job = Job.from_object({"metadata": {"name": "j", "uid": "u"}, "spec": {"workers": {"replicas": 2}}})
+    held = {"job_id": 7, "epoch": 2, "switches": ("s0",), "values": 62, "regions": (Region(0, 1024),)}
+    assert seal(job, JobStatus(**held)) == "92840ec5329ea50beb2ddbaea7a8f133"
+
+
+@pytest.mark.parametrize(
+    ("mode", "aggregators", "text"),
+    [
+        ("Shared", {"request": 100, "floor": 101}, "spec.aggregators.floor is 101: 0 to 100"),
+        ("Shared", {"floor": 1025}, "spec.aggregators.floor is 1025: 0 to 1024"),
+        ("Shared", {"floor": -1}, "spec.aggregators.floor is -1"),
+        ("Shared", {"floor": "1"}, "spec.aggregators.floor is '1'"),
+        ("Reserved", {"floor": 1}, "a floor is for mode Shared"),
+        ("HostOnly", {"floor": 1}, "a floor is for mode Shared"),
+    ],
+)
+def test_bad_floors(mode: str, aggregators: dict[str, Any], text: str) -> None:
+    (error,) = validate_job(valid(mode=mode, aggregators=aggregators))
+    assert text in error
+
+
+def test_good_floors() -> None:
+    for mode, aggregators in (("Shared", {"request": 9, "floor": 9}), ("Reserved", {"floor": 0}), ("Shared", {})):
+        assert validate_job(valid(mode=mode, aggregators=aggregators)) == []
+    old, new = (valid(aggregators={"request": 9, "floor": floor}) for floor in (0, 1))
+    old["status"] = {"admittedTime": "2026-01-01T00:00:00Z", "phase": "Running"}
+    assert any("spec.aggregators" in error for error in validate_job_update(old, new))
 
 
 def test_refusals_name_switch_and_numbers() -> None:
@@ -443,11 +532,9 @@ def test_pods_of_several_parameter_servers() -> None:
     assert "affinity" not in sharded()[0]["spec"] and len(sharded()) == 1
 
 
-def valid() -> dict[str, Any]:
-    return {
-        "metadata": {"name": "j"},
-        "spec": {"workers": {"replicas": 2, "template": {"spec": {"containers": [{"name": "t", "image": "i"}]}}}},
-    }
+def valid(**spec: Any) -> dict[str, Any]:
+    template = {"spec": {"containers": [{"name": "t", "image": "i"}]}}
+    return {"metadata": {"name": "j"}, "spec": {"workers": {"replicas": 2, "template": template}, **spec}}
 
 
 def test_validation_of_a_good_job() -> None:

@@ -45,6 +45,35 @@ def test_scale_reaches_the_transport(scale: float | str, told: float | str) -> N
     assert document.scale == told == json.loads(document.to_json())["scale"]
 
 
+def test_a_floor_reaches_the_transport() -> None:
+    regions = [{"start": 0, "size": 256}, {"start": 900, "size": 64, "floor": True}]
+    for mode in ("Shared", "HostOnly"):  # HostOnly: the switch is away
+        told = json.loads(parse_assignment(text(mode=mode, regions=regions), "worker").to_json())
+        assert [region["floor"] for region in told["regions"]] == [False, True]
+
+
+FLOOR, BESIDE = {"start": 900, "size": 64, "floor": True}, {"start": 0, "size": 256}
+
+
+@pytest.mark.parametrize(
+    ("mode", "regions", "words"),
+    [
+        ("Reserved", [FLOOR, BESIDE], "a floor is for mode Shared"),
+        ("Shared", [FLOOR], "beside its floor a job of mode Shared needs a region that it shares"),
+        ("Shared", [BESIDE, FLOOR, {**FLOOR, "start": 2000}], "two of them are the floor"),
+        ("Shared", [{"start": 900, "size": 1}, FLOOR], "the floor"),
+        ("Shared", [{"start": 963, "size": 1}, FLOOR], "overlaps another region"),
+    ],
+)
+def test_bad_floors(mode: str, regions: list[dict[str, Any]], words: str) -> None:
+    """Sidecar and transport say the same."""
+    with pytest.raises(AssignmentError, match=words):
+        parse_assignment(text(mode=mode, regions=regions), "worker")
+    atp_transport = pytest.importorskip("atp_transport")
+    with pytest.raises(ValueError, match=words):
+        atp_transport.Worker(text(mode=mode, regions=regions))
+
+
 def test_absent_scale_is_auto() -> None:
     document = json.loads(text())
     del document["scale"]

@@ -39,6 +39,18 @@ def test_shared_aggregators_serve_more_than_reserved_ones(scenario: Scenario) ->
     assert scenario("sharing")["dynamic_over_static"] > 1.3
 
 
+def test_a_floor_holds_what_it_promises_and_pays(scenario: Scenario) -> None:
+    figures = scenario("floor")
+    alone = figures["alone"]["0"]["goodput"]
+    for attack in ("attacked", "attacked_tenfold"):
+        without = figures[attack]["0"]
+        assert without["aggregated"] < 0.01 and without["goodput"] < 0.2 * alone
+        for size in ("64", "128", "256"):
+            assert figures[attack][size]["aggregated"] >= figures[attack][size]["promised"]
+            assert figures[attack][size]["goodput"] > 0.5 * alone
+            assert figures["alone"][size]["goodput"] > 0.99 * alone
+
+
 def test_a_slow_switch_that_marks_nothing_is_not_flooded(scenario: Scenario) -> None:
     """Drops and late packets at a queue that outlasts many smallest round trips must not start resending for good."""
     figures = scenario("slow")

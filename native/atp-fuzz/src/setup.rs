@@ -33,15 +33,16 @@ pub fn config(input: &mut Input<'_>) -> Config {
     let slots = [1, 2, 8, 32][usize::from(how >> 2 & 3)];
     let window = if how >> 4 & 1 == 1 { slots } else { 1 + slots / 2 };
     let mode = ["Shared", "Shared", "Reserved", "HostOnly"][usize::from(how & 3)];
+    let first = input.byte();
+    let floor = mode == "Shared" && first & 2 == 2;
     let text = format!(
         r#"{{"job":"fuzz/job","epoch":1,"jobId":{JOB_ID},"mode":"{mode}","role":"worker","valuesPerPacket":62,
-            "scale":1048576,"regions":[{{"start":0,"size":3}},{{"start":8,"size":{}}}],"indexTableSize":{slots},
+            "scale":1048576,"regions":[{{"start":0,"size":3}},{{"start":8,"size":{},"floor":{floor}}}],"indexTableSize":{slots},
             "maxWindow":{window},"workers":[{}],"parameterServers":[{{"address":"{}"}}]}}"#,
         1 + (how >> 6) * 8,
         workers.join(","),
         SERVER.ip()
     );
-    let first = input.byte();
     let mut config = Config::from_json(&text).expect("a valid assignment");
     config.initial_window = config.initial_window.min(16);
     config.min_rto = 1_000_000;

@@ -33,6 +33,15 @@ pub enum Role {
 pub struct Region {
     pub start: u32,
     pub size: u32,
+    /// In mode Shared: this job's alone, whatever others send.
+    #[serde(default)]
+    pub floor: bool,
+}
+
+impl Region {
+    fn overlaps(&self, other: &Self) -> bool {
+        self.start < other.start + other.size && other.start < self.start + self.size
+    }
 }
 
 /// One worker of the job.
@@ -269,6 +278,20 @@ impl Config {
                 bail!("region start {} size {} must be non-empty and lie in 0..65535", region.start, region.size);
             }
             total += u64::from(region.size);
+        }
+        for (i, region) in raw.regions.iter().enumerate().filter(|(_, r)| r.floor) {
+            if raw.mode == Mode::Reserved {
+                bail!("regions: a floor is for mode Shared, in mode Reserved every region is the job's alone");
+            }
+            if raw.regions.iter().enumerate().any(|(j, other)| i != j && region.overlaps(other)) {
+                bail!("regions: the floor at {} size {} overlaps another region", region.start, region.size);
+            }
+        }
+        if raw.regions.iter().filter(|r| r.floor).count() > 1 {
+            bail!("regions: two of them are the floor, there is one at most");
+        }
+        if raw.mode == Mode::Shared && total > 0 && raw.regions.iter().all(|r| r.floor) {
+            bail!("regions: beside its floor a job of mode Shared needs a region that it shares");
         }
         if raw.mode != Mode::HostOnly && total == 0 {
             bail!("regions is empty, but mode {:?} needs at least one aggregator", raw.mode);

@@ -335,15 +335,13 @@ impl ParameterServer {
         self.finish(seq, now);
     }
 
-    /// After a collision: a new aggregatorIndex for the slot, in force from seq + P.
+    /// After a collision, as a rule: a new aggregatorIndex for the slot, in force from seq + P.
     fn announce(&mut self, seq: u64) {
-        if self.config.mode == Mode::HostOnly || !self.rehash || !self.entry(seq).collision {
+        if self.config.mode == Mode::HostOnly || !self.rehash {
             return;
         }
-        let index = self.table.pick(seq);
-        if self.table.announce(seq, index) || self.table.get(seq) == index {
-            self.entry(seq).new_index = Some(index);
-        }
+        let collided = self.entry(seq).collision;
+        self.entry(seq).new_index = self.table.answered(seq, collided);
     }
 
     fn send_answer(&mut self, seq: u64, now: Nanos) {

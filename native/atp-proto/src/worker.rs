@@ -147,6 +147,8 @@ pub struct Worker {
     ring: Vec<Flight>,
     /// Largest distance of `next_seq` from `base`.
     span: u64,
+    /// By place in the floor: the last sequence that was sent there.
+    floor_users: Vec<u64>,
     in_flight: u64,
     transmissions: u64,
     /// Transmissions in order, for the loss detection.
@@ -215,14 +217,14 @@ impl Worker {
         let table = if comparison.linear_index { IndexTable::linear(&config) } else { IndexTable::new(&config) };
         // A reserved region is never shared: with more packets in flight than aggregators the job would collide with itself.
         let max_window = if config.mode == Mode::Reserved {
-            config.max_window.min(u32::try_from(table.pool_size()).unwrap_or(u32::MAX))
+            config.max_window.min(u32::try_from(table.aggregators()).unwrap_or(u32::MAX))
         } else {
             config.max_window
         };
         let first = config.first_sequence;
         // Lost packets hold back the oldest sequence, not the window: up to P may be open. More than the job has aggregators
         // would collide with its own.
-        let aggregators = table.pool_size() as u64;
+        let aggregators = table.aggregators() as u64;
         let span = match config.mode {
             Mode::Reserved => u64::from(config.slots).min(aggregators),
             Mode::Shared => u64::from(config.slots).min(aggregators.max(u64::from(max_window))),
@@ -231,6 +233,7 @@ impl Worker {
         Ok(Self {
             me,
             fan_in,
+            floor_users: vec![u64::MAX; table.floor_size()],
             table,
             ops: VecDeque::new(),
             front: 0,
@@ -419,6 +422,12 @@ impl Worker {
     fn flight(&mut self, seq: u64) -> &mut Flight {
         let mask = self.ring.len() as u64 - 1;
         &mut self.ring[(seq & mask) as usize]
+    }
+
+    /// True while the ACK of `seq`, which was sent, is not here.
+    fn is_open(&self, seq: u64) -> bool {
+        let flight = &self.ring[(seq & (self.ring.len() as u64 - 1)) as usize];
+        flight.seq == seq && flight.state == State::InFlight
     }
 
     fn op_index(&self, ordinal: u64) -> usize {
@@ -884,11 +893,19 @@ impl Endpoint for Worker {
         if self.next_seq >= self.base + self.span {
             return None;
         }
+        // Slots that shelter in the floor have its aggregators in turn: the job must not collide with itself there.
+        let place = self.table.in_floor(self.next_seq);
+        if place.is_some_and(|p| self.is_open(self.floor_users[p])) {
+            return None;
+        }
         let op = self.ops.get(self.op_index(self.sending))?;
         let seq = self.next_seq;
         let end = op.start + self.config.descriptor_packets() + op.packets;
         *self.flight(seq) =
             Flight { seq, state: State::InFlight, index: self.table.get(seq), op: self.sending, ..FREE };
+        if let Some(place) = place {
+            self.floor_users[place] = seq;
+        }
         self.next_seq += 1;
         let transmit = self.transmit(seq, now, buffer);
         if self.next_seq == end {

@@ -3,6 +3,7 @@
 
 mod common;
 
+use atp_proto::config::Region;
 use atp_proto::fixed::Dtype;
 use atp_proto::op::Kind;
 use atp_proto::worker::Submission;
@@ -99,6 +100,9 @@ fn random_config(rng: &mut Rng) -> Config {
         // Fewer aggregators than slots: the job meets itself.
         config.regions.truncate(1);
         config.regions[0].size = 8;
+    } else if mode == Mode::Shared && rng.below(2) == 0 {
+        config.regions[1].floor = true;
+        config.regions[1].size = 1 + rng.below(24) as u32;
     }
     if rng.below(2) == 0 {
         config.first_sequence = (1 << 24) - rng.below(60);
@@ -352,12 +356,43 @@ fn slots_move_away_from_collisions() {
     assert!(c.aggregated_packets > 5 * c.host_summed_packets, "{c:?}");
 }
 
+/// Another job holds every shared aggregator: what is bound to the floor is aggregated all the same.
+#[test]
+fn a_floor_holds_whatever_others_do() {
+    for (floor, seed) in [(0u32, 1), (1, 2), (8, 3), (13, 4), (24, 5)] {
+        let mut config = config(&[2, 3], 0, Mode::Shared);
+        config.regions.truncate(1);
+        if floor > 0 {
+            config.regions.push(Region { start: 500, size: floor, floor: true });
+        }
+        let faults = Faults { foreign: 1.0, ..Faults::default() };
+        let mut net = Network::new(config, faults, seed);
+        let data = some_data(&mut Rng::new(seed), 5, 16_000, false);
+        for rank in 0..5 {
+            net.submit(rank, submission(&data, rank, 0));
+        }
+        assert!(net.run(1, 100 * SECOND));
+        let c = net.server.snapshot().counters;
+        let share = c.aggregated_packets as f64 / (c.aggregated_packets + c.host_summed_packets) as f64;
+        let promised = f64::from(floor) / 32.0;
+        assert!(share >= 0.99 * promised, "{share} of {promised}: {c:?}");
+        if 5 * floor >= 32 {
+            assert!(share > 0.8, "slots shelter in the floor: {share} of {promised}");
+        } else {
+            assert!(share <= promised + 0.2, "the attack does not bite: {share} of {promised}");
+        }
+        for rank in 0..5 {
+            check(&data, net.results[rank][&0].as_ref().expect("a sum"), &format!("rank {rank}"));
+        }
+    }
+}
+
 /// The largest job: fan-in degrees of 32 are 0 on the wire, and a descriptor needs many packets.
 #[test]
 fn thirty_two_racks_of_thirty_two_workers() {
     let mut config = config(&[32; 32], 0, Mode::Shared);
     config.values = 62;
-    config.regions = vec![atp_proto::config::Region { start: 0, size: 64 }];
+    config.regions = vec![Region { start: 0, size: 64, floor: false }];
     config.slots = 64;
     config.max_window = 64;
     config.min_rto = 50_000_000;

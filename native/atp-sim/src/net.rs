@@ -97,7 +97,7 @@ impl Link {
 }
 
 /// A packet on the way.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Packet {
     pub src: u32,
     pub dst: u32,

@@ -11,10 +11,10 @@ use serde_json::{Map, Value, json};
 use crate::check::{Flavour, OpSpec};
 use crate::flow::Flow;
 use crate::net::{LinkSpec, Net};
-use crate::sim::{JobSpec, JobState, Sim};
+use crate::sim::{Action, JobSpec, JobState, Sim};
 
 /// Names and descriptions.
-pub const SCENARIOS: [(&str, &str); 8] = [
+pub const SCENARIOS: [(&str, &str); 9] = [
     ("loss", "goodput at 0.001, 0.01, 0.1 and 1 % loss on every link, relative to none: ATP, and SwitchML's way"),
     ("two-level", "bytes that reach the PS with two levels of aggregation, against one level"),
     ("sharing", "three equal jobs with a third of the aggregators of their peak: shared against reserved regions"),
@@ -25,6 +25,7 @@ pub const SCENARIOS: [(&str, &str); 8] = [
         "slow",
         "a switch of a thousand packets a second with a short queue that marks nothing: packets sent again, in and out of order",
     ),
+    ("floor", "a job among aggregators that another job takes and keeps: with floors of several sizes, and alone"),
     ("scale", "32 racks of 32 workers at 100 Gbit/s: simulated packets a second of wall time"),
 ];
 
@@ -71,6 +72,7 @@ fn job(workers: Vec<u32>, server: u32, mode: Mode, region: (u32, u32), count: us
         workers,
         servers: vec![server],
         regions: vec![region],
+        floor: None,
         slots: 4096,
         max_window: 1024,
         initial_window: 200,
@@ -133,6 +135,7 @@ pub fn scenario(name: &str, seed: u64, seeds: u64) -> Result<Value, String> {
         "congestion" => congestion(&list)?,
         "fairness" => fairness(&list)?,
         "slow" => slow(&list)?,
+        "floor" => floor(&list)?,
         "scale" => scale(seed)?,
         _ => return Err(format!("{name} is no scenario; see atp-sim list")),
     };
@@ -408,6 +411,66 @@ fn slow(seeds: &[u64]) -> Result<Value, String> {
         }
         out[format!("{name}_goodput")] = json!(round(mean(&rates)));
         out[format!("{name}_sent_again")] = json!(round(mean(&again)));
+    }
+    Ok(out)
+}
+
+/// Aggregators that the jobs of `floor` share.
+const SHARED: u32 = 256;
+
+/// A job of eight workers with so large a floor, while another job's worker takes shared aggregators, so many packets in T,
+/// and never completes a sum. Goodput, and the share of the job's gradients that switches added.
+fn floored(floor: u32, packets: u64, seed: u64) -> Result<(f64, f64), String> {
+    let spec = LinkSpec { delay: 5_000, ..link(10 * GBIT) };
+    let mut sim = cluster(&[12], spec, spec, 2 * SHARED + floor, seed);
+    // As the operator tells a job with so many aggregators.
+    let window = SHARED + floor;
+    let victim = job((0..8).collect(), 8, Mode::Shared, (0, SHARED), 60, 62 * 500);
+    sim.add_job(JobSpec {
+        floor: (floor > 0).then_some((SHARED, floor)),
+        slots: window.next_power_of_two(),
+        max_window: window,
+        start: 2 * MS,
+        ..victim
+    });
+    if let Some(every) = STALE_NS.checked_div(packets) {
+        let greedy = sim.add_job(job(vec![9, 10], 11, Mode::Shared, (0, SHARED), 0, 0));
+        // All of them are taken when the other job begins.
+        for next in 0..u64::from(SHARED) {
+            sim.at(MS, Action::Hoard { job: greedy, rank: 0, next: next + packets, every: LIMIT });
+        }
+        sim.at(MS + every, Action::Hoard { job: greedy, rank: 0, next: 0, every });
+    }
+    let mut at = 0;
+    while sim.jobs[0].state != JobState::Done && at < LIMIT {
+        at += MS / 10;
+        sim.advance(at);
+    }
+    if let Some(v) = sim.violations.first() {
+        return Err(format!("{} at {:.3} ms: {}", v.kind, v.at as f64 * 1e-6, v.text));
+    }
+    let goodput = goodput(&sim, 0);
+    let totals = sim.totals();
+    let get = |n: &str| totals.get(n).copied().unwrap_or(0) as f64;
+    let (switches, server) = (get("endpoint.aggregated_packets"), get("endpoint.host_summed_packets"));
+    Ok((goodput, switches / (switches + server)))
+}
+
+fn floor(seeds: &[u64]) -> Result<Value, String> {
+    let mut out = json!({"shared_aggregators": SHARED, "unit": "Gbit/s"});
+    for (name, packets) in [("alone", 0), ("attacked", 256), ("attacked_tenfold", 2560)] {
+        for size in [0u32, 64, 128, 256] {
+            let (mut rates, mut shares) = (Vec::new(), Vec::new());
+            for seed in seeds {
+                let (rate, share) = floored(size, packets, *seed)?;
+                rates.push(rate);
+                shares.push(share);
+            }
+            let promised = f64::from(size) / f64::from((SHARED + size).next_power_of_two());
+            out[name][size.to_string()] = json!({
+                "goodput": round(mean(&rates)), "aggregated": round(mean(&shares)), "promised": round(promised),
+            });
+        }
     }
     Ok(out)
 }

@@ -109,6 +109,8 @@ pub fn build(seed: u64) -> Outcome {
     let mut reserved_next = shared;
     let mut jobs = Vec::new();
     let doomed = rng.chance(0.05);
+    // Of a generator of its own: what else a seed draws does not hang on it.
+    let floors = &mut Rng::new(!seed);
     for _ in 0..wanted {
         if places.free.len() < 2 {
             break;
@@ -154,6 +156,12 @@ pub fn build(seed: u64) -> Outcome {
             }
             _ => vec![(0, shared)],
         };
+        let floor = (mode == Mode::Shared && floors.chance(0.3)).then(|| {
+            let size = floors.log_range(1.0, 64.0) as u32;
+            reserved_next += size;
+            (reserved_next - size, size)
+        });
+        let floor = floor.filter(|(start, size)| start + size <= shared + reserved);
         if large {
             slots = slots.min(256);
         }
@@ -172,6 +180,7 @@ pub fn build(seed: u64) -> Outcome {
             workers,
             servers,
             regions,
+            floor,
             slots,
             max_window,
             initial_window: *rng.pick(&[2, 10, 200]),
@@ -285,7 +294,7 @@ pub fn build(seed: u64) -> Outcome {
         let elements: usize = s.ops.iter().map(|o| o.count).sum();
         summary += &format!(
             "\n  job {i}: {:?}, workers on hosts {:?}, PS on {:?}, {} operations with {elements} elements, {} values, P {}, \
-             window {}, regions {:?}, start {:.3} ms, sequence {}",
+             window {}, regions {:?}, floor {:?}, start {:.3} ms, sequence {}",
             s.mode,
             s.workers,
             s.servers,
@@ -294,6 +303,7 @@ pub fn build(seed: u64) -> Outcome {
             s.slots,
             s.max_window,
             s.regions,
+            s.floor,
             s.start as f64 * 1e-6,
             s.first_sequence
         );

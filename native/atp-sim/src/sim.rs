@@ -7,9 +7,10 @@ use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use atp_proto::config::Comparison;
+use atp_proto::coverage::Topology;
 use atp_proto::wire::{HEADER_BYTES, Header, UDP_PORT};
 use atp_proto::worker::Submission;
-use atp_proto::{Config, Endpoint, Mode, Nanos, ParameterServer, Role, Worker};
+use atp_proto::{Config, Endpoint, Mode, Nanos, ParameterServer, Role, Worker, seq};
 
 use crate::check::{Expected, Flavour, OpSpec, source};
 use crate::flow::{self, Flow};
@@ -31,6 +32,8 @@ pub struct JobSpec {
     pub workers: Vec<u32>,
     pub servers: Vec<u32>,
     pub regions: Vec<(u32, u32)>,
+    /// A region of this job alone, beside those that it shares.
+    pub floor: Option<(u32, u32)>,
     pub slots: u32,
     pub max_window: u32,
     pub initial_window: u32,
@@ -232,6 +235,14 @@ pub enum Action {
     },
     Resume {
         host: u32,
+    },
+    /// A worker that wants other jobs' aggregators: its gradients are in order, but nobody completes them. One for each
+    /// sequence from `next` on, each to the next index of the region that it shares.
+    Hoard {
+        job: u32,
+        rank: u16,
+        next: u64,
+        every: Nanos,
     },
 }
 
@@ -832,6 +843,10 @@ impl Sim {
                     self.net.links[l as usize].up = true;
                 }
             }
+            Action::Hoard { job, rank, next, every } => {
+                self.hoard(job, rank, next);
+                self.after(every, Action::Hoard { job, rank, next: next + 1, every });
+            }
             Action::SetLink { link, spec } => self.net.links[link as usize].set_spec(spec),
             Action::Pause { host, time } => {
                 self.net.hosts[host as usize].paused = true;
@@ -913,6 +928,34 @@ impl Sim {
             }
             None => j.victim = Some((victim, now)),
         }
+    }
+
+    /// One gradient of a worker that no other worker of its job completes.
+    fn hoard(&mut self, job: u32, rank: u16, seq: u64) {
+        let j = &self.jobs[job as usize];
+        let Some(config) = &j.config else { return };
+        let worker = config.workers[usize::from(rank)];
+        let (fan_in_degree0, fan_in_degree1) = Topology::new(config).fan_in(worker.rack);
+        let (start, size) = j.spec.regions[0];
+        let header = Header {
+            job_id: config.job_id,
+            sequence: seq::wrap(seq),
+            bitmap0: 1 << worker.bit,
+            bitmap1: 1 << worker.rack,
+            fan_in_degree0,
+            fan_in_degree1,
+            aggregator_index: (u64::from(start) + seq % u64::from(size)) as u16,
+            ..Header::default()
+        };
+        let (length, dst) = (config.packet_bytes(), u32::from(*config.servers[0].ip()));
+        let host = &self.net.hosts[j.spec.workers[usize::from(rank)] as usize];
+        let (up, src) = (host.up, host.ip);
+        let buffer = self.net.new_buffer();
+        let bytes = &mut self.net.buffer_mut(buffer)[..length];
+        bytes.fill(0);
+        bytes[..HEADER_BYTES].copy_from_slice(&header.pack());
+        let id = self.net.new_packet(Packet { src, dst, length: length as u32, buffer, ..Packet::default() });
+        self.send(up, id);
     }
 
     /// A job ID that rests at none of the job's switches.
@@ -1055,7 +1098,7 @@ impl Sim {
                     values: spec.values as u32,
                     full0: 0,
                     full1: 0,
-                    regions: spec.regions.clone(),
+                    regions: spec.regions.iter().copied().chain(spec.floor).collect(),
                     admission: Vec::new(),
                     transit: Vec::new(),
                     ps_ports: Vec::new(),
@@ -1121,8 +1164,11 @@ impl Sim {
             .enumerate()
             .map(|(shard, h)| serde_json::json!({"shard": shard, "address": ip(*h)}))
             .collect();
-        let regions: Vec<serde_json::Value> =
-            spec.regions.iter().map(|(start, size)| serde_json::json!({"start": start, "size": size})).collect();
+        let shared = spec.regions.iter().map(|r| (r, false));
+        let regions: Vec<serde_json::Value> = shared
+            .chain(spec.floor.iter().map(|r| (r, true)))
+            .map(|((start, size), floor)| serde_json::json!({"start": start, "size": size, "floor": floor}))
+            .collect();
         let text = serde_json::json!({
             "job": format!("job-{job}"), "epoch": j.epoch, "jobId": j.job_id,
             "mode": match spec.mode { Mode::Shared => "Shared", Mode::Reserved => "Reserved", Mode::HostOnly => "HostOnly" },

@@ -60,7 +60,7 @@ pub fn config(racks: &[u8], edge: u32, mode: Mode) -> Config {
         auto_scale: false,
         addend_limit: atp_proto::fixed::LIMIT,
         bind: server,
-        regions: vec![Region { start: 100, size: 40 }, Region { start: 500, size: 24 }],
+        regions: vec![Region { start: 100, size: 40, floor: false }, Region { start: 500, size: 24, floor: false }],
         slots: 32,
         max_window: 32,
         stall_timeout: 60_000_000_000,
@@ -85,7 +85,7 @@ pub struct Faults {
     pub mark: f64,
     /// Chance, per packet at a switch, that it forgets everything.
     pub reset: f64,
-    /// Chance, per packet at a switch, that another job takes a random aggregator.
+    /// Chance, per packet at a switch, that another job takes a random aggregator, none of the floor.
     pub foreign: f64,
 }
 
@@ -365,6 +365,10 @@ impl<W: Endpoint, S: Endpoint> Network<W, S> {
             let i = self.rng.below(64);
             if i < 40 { 100 + i as u16 } else { 460 + i as u16 }
         });
+        // A switch lets no other job into the floor.
+        let floor = self.config.regions.iter().filter(|r| r.floor);
+        let own = |i: &u16| floor.clone().any(|r| (r.start..r.start + r.size).contains(&u32::from(*i)));
+        let foreign = foreign.filter(|i| !own(i));
         let now = self.now;
         let switch = match place {
             Place::Rack(rack) => &mut self.racks[rack],
