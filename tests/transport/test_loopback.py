@@ -259,7 +259,7 @@ def test_raw_values_of_another_key_are_dropped_and_counted() -> None:
 
 @pytest.mark.parametrize("key", ["", "00", "g" * 32, "00" * 17, 7])
 def test_a_key_that_is_none_is_refused(key: object) -> None:
-    with pytest.raises(ValueError, match="key|assignment"):
+    with pytest.raises(ValueError, match=r"key|assignment"):
         Worker(json.dumps(assignment("worker", 0, 1, 12345, key=key)))
 
 

@@ -12,7 +12,6 @@ use crate::wire::TAG_BYTES;
 
 /// Bytes of the key.
 pub const KEY_BYTES: usize = 16;
-const TAG: usize = TAG_BYTES as usize;
 
 /// Puts tags on packets and looks at them; without a key it does neither.
 #[derive(Clone)]
@@ -27,10 +26,10 @@ impl Seal {
     /// Bytes of a tag.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        if self.0.is_some() { TAG } else { 0 }
+        if self.0.is_some() { TAG_BYTES } else { 0 }
     }
 
-    fn tag(hasher: SipHasher24, data: &[u8]) -> [u8; TAG] {
+    fn tag(hasher: SipHasher24, data: &[u8]) -> [u8; TAG_BYTES] {
         let mut hasher = hasher;
         hasher.write(data);
         hasher.finish().to_be_bytes()
@@ -40,15 +39,15 @@ impl Seal {
     pub fn close(&self, buffer: &mut [u8], length: usize) -> usize {
         let Some(hasher) = self.0 else { return length };
         let tag = Self::tag(hasher, &buffer[..length]);
-        buffer[length..length + TAG].copy_from_slice(&tag);
-        length + TAG
+        buffer[length..length + TAG_BYTES].copy_from_slice(&tag);
+        length + TAG_BYTES
     }
 
     /// The packet without its tag; `None` when nobody of this job made it, or not in this epoch.
     #[must_use]
     pub fn open<'a>(&self, data: &'a [u8]) -> Option<&'a [u8]> {
         let Some(hasher) = self.0 else { return Some(data) };
-        let (packet, tag) = data.split_last_chunk::<TAG>()?;
+        let (packet, tag) = data.split_last_chunk::<TAG_BYTES>()?;
         (Self::tag(hasher, packet) == *tag).then_some(packet)
     }
 }
@@ -70,7 +69,7 @@ mod tests {
         // SipHash paper, appendix A: key 00..0f, input 00..0e.
         let key: [u8; KEY_BYTES] = std::array::from_fn(|i| i as u8);
         let mut buffer: Vec<u8> = (0..15).collect();
-        buffer.resize(15 + TAG, 0);
+        buffer.resize(15 + TAG_BYTES, 0);
         assert_eq!(Seal::new(Some(key)).close(&mut buffer, 15), 23);
         assert_eq!(buffer[15..], 0xa129_ca61_49be_45e5_u64.to_be_bytes());
     }
@@ -82,7 +81,7 @@ mod tests {
         ) {
             let seal = Seal::new(Some(key));
             let mut buffer = data.clone();
-            buffer.resize(data.len() + TAG, 0);
+            buffer.resize(data.len() + TAG_BYTES, 0);
             let length = seal.close(&mut buffer, data.len());
             prop_assert_eq!(seal.open(&buffer[..length]), Some(&data[..]));
             prop_assert_eq!(seal.open(&data), None);

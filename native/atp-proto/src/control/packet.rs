@@ -17,7 +17,7 @@ use crate::wire::{CONTROL_BYTES_MAX, HEADER_BYTES, TAG_BYTES};
 /// Bytes before the records.
 pub const HEAD: usize = 20;
 /// Bytes that the records of one packet may have, with their lengths.
-pub const ROOM: usize = CONTROL_BYTES_MAX as usize - HEADER_BYTES - HEAD - TAG_BYTES as usize;
+pub const ROOM: usize = CONTROL_BYTES_MAX as usize - HEADER_BYTES - HEAD - TAG_BYTES;
 /// Bytes that one record may have.
 pub const RECORD_MAX: usize = ROOM - 2;
 
