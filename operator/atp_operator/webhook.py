@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The webhook server that kopf is given. It decides nothing (`admission` does); it bounds what a caller can cost.
 
-A caller is an address: whoever floods the port waits behind himself. Large bodies are read one at a time.
+A caller is an address: whoever floods the port waits behind himself. Large bodies are read one at a time. The log names
+users who are refused and callers who wait.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextvars import ContextVar
@@ -57,6 +59,9 @@ TRIALS_WAITING = (8, 64)
 TRIAL_SECONDS = 4.0
 """After so long an answer goes out without what a dry run would have said."""
 
+NOTE_SECONDS = 10.0
+"""So often at most does the log say the same of the same user or caller."""
+
 ANSWERS: ContextVar[list[Answer] | None] = ContextVar("ANSWERS", default=None)
 """Where kopf's handler leaves its answer: what is to be tried is no part of kopf's response."""
 
@@ -79,6 +84,25 @@ class Gates:
         return gate
 
 
+class Notes:
+    """When something was last said of somebody, for those seen last: a flood is not to fill the log."""
+
+    def __init__(self, most: int = CALLERS) -> None:
+        self._most = most
+        self._last: OrderedDict[tuple[str, str], float] = OrderedDict()
+
+    def is_due(self, what: str, who: str, now: float) -> bool:
+        """Whether to say this of them at the time `now`, in seconds; it counts as said then."""
+        key = (what, who)
+        if now - self._last.get(key, float("-inf")) < NOTE_SECONDS:
+            return False
+        self._last[key] = now
+        self._last.move_to_end(key)
+        if len(self._last) > self._most:
+            self._last.popitem(last=False)
+        return True
+
+
 class WebhookServer:
     """Reads reviews, passes them to kopf, tries pods, answers. One of kopf's WebhookServerProtocol."""
 
@@ -91,6 +115,7 @@ class WebhookServer:
         self._namespaces = Gates(max(1, TRIALS_AT_ONCE // 2))
         self._waiting = Counter[tuple[str, str]]()
         self._large = asyncio.Semaphore(1)
+        self._notes = Notes()
         self._trials = asyncio.Semaphore(TRIALS_AT_ONCE)
 
     def bind(self) -> socket.socket:
@@ -118,7 +143,10 @@ class WebhookServer:
 
     async def _answer(self, name: str, http: web.Request, fn: kopf.WebhookFn) -> web.Response:
         caller = http.remote or ""
-        async with self._callers.of(caller):
+        turn = self._callers.of(caller)
+        if turn.locked() and self._notes.is_due("waits", caller, time.monotonic()):
+            log.warning("reviews from %s wait: it has %d at once", caller, CALLER_AT_ONCE)
+        async with turn:
             length = http.content_length
             if length is None or length > REVIEW_BYTES_MAX:
                 # What is unread would be read to its end before the next request of the connection.
@@ -140,8 +168,20 @@ class WebhookServer:
         if answer.trial and not answer.refused:
             refused = await self._try(caller, str(request.get("namespace") or ""), answer.trial)
             if refused:
-                review = review_answer(request["uid"], replace(answer, refused=tuple(refused)))
+                answer = replace(answer, refused=tuple(refused))
+                review = review_answer(request["uid"], answer)
+        if answer.refused:
+            self._note_refusal(name, caller, request, answer)
         return web.json_response(review)
+
+    def _note_refusal(self, name: str, caller: str, request: Mapping[str, Any], answer: Answer) -> None:
+        """Who was refused what; a forged review may say anything, so the caller's address stands beside it."""
+        user = request.get("userInfo")
+        who = str(user.get("username"))[:200] if isinstance(user, Mapping) else ""
+        if self._notes.is_due(name, who, time.monotonic()):
+            where = str(request.get("namespace") or "")[:100]
+            text = "/%s refused user %r in namespace %r, review from %s: %.200s"
+            log.info(text, name, who, where, caller, answer.refused[0])
 
     async def _decide(
         self, name: str, http: web.Request, fn: kopf.WebhookFn

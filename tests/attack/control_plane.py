@@ -115,11 +115,24 @@ class Stage:
                     return True
         return False
 
+    def logged(self, pattern: str) -> bool:
+        """True when the operator's log has this; its first group is whom it names."""
+        for pod in self.kube.list("pods", run.SYSTEM, "app.kubernetes.io/component=operator"):
+            found = re.search(pattern, self.kube.logs(pod["metadata"]["name"], run.SYSTEM, "operator"))
+            if found is not None:
+                self.named = found[1]
+                return True
+        return False
+
 
 def restarts(kube: Kube) -> int:
     """How often the operator's containers were restarted."""
     pods = kube.list("pods", run.SYSTEM, "app.kubernetes.io/component=operator")
     return sum(c.get("restartCount", 0) for pod in pods for c in pod["status"].get("containerStatuses") or ())
+
+
+REFUSED_USER = rf"refused (user '{re.escape(USER)}')"
+"""What the operator's log says of a refused object's author."""
 
 
 def until(check: Callable[[], Any], seconds: float) -> bool:
@@ -208,6 +221,7 @@ def large_jobs(installation: Installation) -> Outcome:
         said = scene.attack("patch", "atpjob", "grows", "-n", ATTACKER, "--type=merge", "-p", change)
         scene.check("REFUSED" in said and "at most" in said, f"grown by an update: {said.strip()[-120:]}")
         scene.victim_is_served("beside-large")
+        scene.check(scene.logged(REFUSED_USER), f"the product names {scene.named or 'nobody'}")
         return outcome("large ATPJobs", scene, before)
 
 
@@ -220,6 +234,7 @@ def many_large_jobs(installation: Installation) -> Outcome:
             batch = [job(f"large-{i}", pod=template(x="y" * 380_000), suspend=True) for i in range(27)]
             refused += scene.create(*batch).count("at most")
         scene.check(refused == 81, f"{refused} of 81 jobs of 380 KB were refused")
+        scene.check(scene.logged(REFUSED_USER), f"the product names {scene.named or 'nobody'}")
         allowed = [job(f"allowed-{i}", pod=template(x="y" * 98_000), suspend=True) for i in range(81)]
         made = scene.create(*allowed, timeout=90)
         scene.check(made.count("created") == 81, f"{made.count('created')} of 81 jobs of 98 KB were taken")
@@ -449,6 +464,10 @@ def flooded_webhook(installation: Installation) -> Outcome:
         text = _printed(scene, "floods", 60)
         scene.requests += int(text) if text.isdigit() else 0
         scene.check(text.isdigit() and int(text) > 20, f"the flood had {text[:200]} answers")
+        address = ((scene.kube.get("pod", "floods", ATTACKER) or {}).get("status") or {}).get("podIP", "?")
+        if scene.logged(f"reviews from ({re.escape(address)}) wait"):
+            scene.named = f"pod {ATTACKER}/floods ({address})"
+        scene.check(bool(scene.named), f"the product names {scene.named or 'nobody'}")
         return outcome("a flood of admission reviews", scene, before)
 
 

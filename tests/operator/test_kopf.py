@@ -13,6 +13,7 @@ import json
 import shutil
 import ssl
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from atp_operator import admission, handlers
 from atp_operator.admission import CHECK_JOB, CHECK_QUOTA, CHECK_SWITCH, CHECKS, INJECT, decide, for_kopf, review_answer
 from atp_operator.settings import Settings
 from atp_operator.sizes import REVIEW_BYTES_MAX
-from atp_operator.webhook import WebhookServer
+from atp_operator.webhook import CALLER_AT_ONCE, NOTE_SECONDS, Notes, WebhookServer
 
 Object = dict[str, Any]
 
@@ -311,3 +312,35 @@ def test_what_kopf_cannot_answer_is_refused(tls: Path) -> None:
                     assert says in said["response"]["status"]["message"]
 
     asyncio.run(scenario())
+
+
+def test_the_log_names_who_is_refused_and_who_waits(tls: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dispatch = Dispatch()
+    caplog.set_level("INFO", logger="atp_operator.webhook")
+
+    async def slow(review: Object, **more: Any) -> Any:
+        await asyncio.sleep(0.05)
+        return await dispatch.fn(review, **more)
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2 * CALLER_AT_ONCE))
+        door = Door(tls, slow)
+        async with door.open():
+            bad = {"uid": "q", "namespace": "team-a", "userInfo": {"username": "mallory"}, "object": {"metadata": {}}}
+            await asyncio.gather(*(door.post(CHECK_QUOTA, body_of(bad)) for _ in range(2 * CALLER_AT_ONCE)))
+            await door.post(CHECK_QUOTA, body_of({**bad, "userInfo": "nobody"}))
+
+    asyncio.run(scenario())
+    said = [record.getMessage() for record in caplog.records]
+    refused = [text for text in said if "refused user 'mallory' in namespace 'team-a', review from 127.0.0.1" in text]
+    assert len(refused) == 1, "a flood does not fill the log"
+    assert sum(text.startswith("reviews from 127.0.0.1 wait") for text in said) == 1
+    assert any("refused user ''" in text for text in said)
+
+
+def test_notes_are_bounded_and_come_again() -> None:
+    notes = Notes(most=2)
+    assert notes.is_due("x", "a", 0.0) and not notes.is_due("x", "a", NOTE_SECONDS - 1)
+    assert notes.is_due("y", "a", 1.0) and notes.is_due("x", "a", NOTE_SECONDS + 1)
+    assert notes.is_due("x", "b", 11.0) and notes.is_due("x", "c", 11.0)
+    assert notes.is_due("y", "a", 2.0), "the one not seen for longest is forgotten"
