@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ for folder in (HERE, HERE.parent / "sidecar"):
     sys.path.insert(0, str(folder))
 
 from atp_harness import Job  # noqa: E402
-from torch_ranks import Child, Ranks, Torch, middle_python, new_python, old_python  # noqa: E402
+from torch_ranks import Child, Ranks, Torch, middle_python, new_python, old_python, rendezvous_port  # noqa: E402
 
 PYTHONS = {"oldest": old_python, "middle": middle_python, "newest": new_python}
 
@@ -37,9 +36,7 @@ def ranks(torch_process: Torch, tmp_path: Path) -> Iterator[Ranks]:
     def run(
         job: Job | None, function: str, environment: dict[str, str] | None = None, count: int = 0, **arguments: Any
     ) -> list[Child]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = rendezvous_port()
         size = len(job.workers) if job is not None else count
         shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         children = []

@@ -3,22 +3,15 @@
 
 import json
 import os
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from atp_harness import Job
-from torch_ranks import HERE, ROOT, Torch
+from torch_ranks import HERE, ROOT, Torch, rendezvous_port
 
 SCRIPT = HERE / "torchrun_script.py"
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +41,7 @@ def lines(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
 
 def test_several_processes_in_a_pod(standing: Job, torch_process: Torch) -> None:
     """Two processes that look like a job of two workers, but share a sidecar; and four for two workers."""
-    pods = ["--nnodes=1", f"--master_port={free_port()}", "--nproc_per_node=2"]
+    pods = ["--nnodes=1", f"--master_port={rendezvous_port()}", "--nproc_per_node=2"]
     both = lines(torchrun(torch_process, standing, 0, pods, []))
     assert len(both) == 2
     for line in both:
@@ -56,7 +49,7 @@ def test_several_processes_in_a_pod(standing: Job, torch_process: Torch) -> None
         assert line["seconds"] < 60
         assert line["error"] == "UsageError"
         assert "ranks 0 and 1 of the process group run in the same pod (worker 0 of job team-a/digits)" in line["text"]
-    pods = ["--nnodes=1", f"--master_port={free_port()}", "--nproc_per_node=4"]
+    pods = ["--nnodes=1", f"--master_port={rendezvous_port()}", "--nproc_per_node=4"]
     four = lines(torchrun(torch_process, standing, 0, pods, []))
     assert len(four) == 4
     for line in four:
@@ -66,7 +59,7 @@ def test_several_processes_in_a_pod(standing: Job, torch_process: Torch) -> None
 @pytest.mark.timeout(600)  # each start loads torch in four processes, and torchrun may need several
 def test_restarted_processes_join_the_running_epoch(tmp_path: Path, torch_process: Torch) -> None:
     with Job(tmp_path / "job", 2, stallTimeoutSeconds=60) as job:
-        where = ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}", "--rdzv_id=job"]
+        where = ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{rendezvous_port()}", "--rdzv_id=job"]
         options = ["--nnodes=2", "--nproc_per_node=1", "--max_restarts=6", "--monitor_interval=0.2", *where]
         started = [torchrun(torch_process, job, pod, options, ["fail"]) for pod in range(2)]
         ended = [lines(process) for process in started]

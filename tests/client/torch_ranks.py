@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -18,6 +20,22 @@ import torchenv
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+
+
+_ports = itertools.count(21_000 + os.getpid() * 97 % 10_000)
+
+
+def rendezvous_port() -> int:
+    """A TCP port for rank 0's store.
+
+    Below the range that the kernel gives out by itself: a port of that range that is free now may be somebody else's
+    outgoing connection when the rank has started.
+    """
+    while True:
+        port = 21_000 + next(_ports) % 11_000
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _python(name: str) -> str:

@@ -6,6 +6,7 @@ what it prints to `output` and, when it ends by itself, {"ok", "value" | "error"
 """
 
 import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -33,6 +34,7 @@ def child(command: dict) -> None:
     for name in ("ATP_SOCKET", "ATP_CONNECT_TIMEOUT", "ATP_SIDECAR_TIMEOUT", "ATP_SHM_BYTES"):
         os.environ.pop(name, None)
     os.environ.update(command["environment"])
+    faulthandler.dump_traceback_later(120)  # whoever hangs says where
     try:
         module = next(each for each in MODULES if command["function"] in vars(each))
         outcome = {"ok": True, "value": getattr(module, command["function"])(**command["arguments"])}

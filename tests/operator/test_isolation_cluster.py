@@ -462,6 +462,7 @@ def test_a_flood_of_reviews_does_not_delay_those_of_the_api_server(lab: Lab) -> 
 # --- 13: many objects ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quiet
 def test_many_jobs_of_one_tenant_delay_nobody(lab: Lab, mallory: str) -> None:
     """1,800 jobs, created as fast as the API server takes them; half of them want to run."""
     assert lab.operator is not None
