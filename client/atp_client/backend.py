@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import logging
 import threading
@@ -88,6 +89,30 @@ class _Gloo(dist.ProcessGroupGloo):  # type: ignore[misc]
             owner.timeout_is(timeout)
 
 
+_LINGER_SECONDS = 1.0
+_lingering: set[threading.Timer] = set()
+
+
+def _linger(gloo: Any) -> None:
+    """Keep a group's gloo until the C++ part of the group is gone.
+
+    That part lets go of it with the GIL held. If it were the last to do so, gloo's destructor would wait for its
+    threads, and one of them may wait for the GIL, to let go of a tensor: for ever. Python lets go of it without the GIL.
+    """
+    timer = threading.Timer(_LINGER_SECONDS, lambda _: _lingering.discard(timer), (gloo,))
+    timer.daemon = True
+    _lingering.add(timer)
+    timer.start()
+
+
+@atexit.register
+def _linger_no_longer() -> None:
+    for timer in list(_lingering):
+        timer.cancel()
+        timer.join()
+    _lingering.clear()
+
+
 class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
     """Process group of the backend "atp".
 
@@ -107,6 +132,7 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
         super().__init__(*self._arguments(prefix, rank, size, timeout))
         self._gloo = _Gloo(prefix, rank, size, timeout=timeout)
         self._gloo.owner = weakref.ref(self)
+        weakref.finalize(self, _linger, self._gloo).atexit = False
         self._group = group
         # All-reduces that nobody has waited for: a barrier ends after them, as gloo's does.
         self._flying: deque[Handle] = deque()
