@@ -97,7 +97,7 @@ def _linger(gloo: Any) -> None:
     """Keep a group's gloo until the C++ part of the group is gone.
 
     That part lets go of it with the GIL held. If it were the last to do so, gloo's destructor would wait for its
-    threads, and one of them may wait for the GIL, to let go of a tensor: for ever. Python lets go of it without the GIL.
+    threads, and one of them may wait for the GIL, to let go of a tensor: for ever. Python lets go without the GIL.
     """
     timer = threading.Timer(_LINGER_SECONDS, lambda _: _lingering.discard(timer), (gloo,))
     timer.daemon = True
