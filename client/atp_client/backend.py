@@ -7,6 +7,7 @@ import atexit
 import inspect
 import logging
 import threading
+import time
 import weakref
 from collections import deque
 from datetime import timedelta
@@ -90,27 +91,25 @@ class _Gloo(dist.ProcessGroupGloo):  # type: ignore[misc]
 
 
 _LINGER_SECONDS = 1.0
-_lingering: set[threading.Timer] = set()
+_lingering: deque[tuple[float, Any]] = deque()
+_letting_go = threading.Lock()
+atexit.register(_lingering.clear)
 
 
 def _linger(gloo: Any) -> None:
-    """Keep a group's gloo until the C++ part of the group is gone.
+    """Keep a group's gloo until the C++ part of the group is gone. For the garbage collector, which may call anywhere.
 
     That part lets go of it with the GIL held. If it were the last to do so, gloo's destructor would wait for its
     threads, and one of them may wait for the GIL, to let go of a tensor: for ever. Python lets go without the GIL.
     """
-    timer = threading.Timer(_LINGER_SECONDS, lambda _: _lingering.discard(timer), (gloo,))
-    timer.daemon = True
-    _lingering.add(timer)
-    timer.start()
+    _lingering.append((time.monotonic(), gloo))
 
 
-@atexit.register
-def _linger_no_longer() -> None:
-    for timer in list(_lingering):
-        timer.cancel()
-        timer.join()
-    _lingering.clear()
+def _let_go() -> None:
+    """Let go of what has lingered for long enough."""
+    with _letting_go:
+        while _lingering and _lingering[0][0] < time.monotonic() - _LINGER_SECONDS:
+            _lingering.popleft()
 
 
 class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
@@ -128,6 +127,7 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, group: Group | None) -> None:
+        _let_go()
         prefix = dist.PrefixStore("atp/gloo", store)
         super().__init__(*self._arguments(prefix, rank, size, timeout))
         self._gloo = _Gloo(prefix, rank, size, timeout=timeout)
