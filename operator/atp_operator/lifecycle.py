@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from atp_api import wire
 
 from . import ANNOTATION_ASSIGNMENT, ANNOTATION_REFRESH, ROLE_PARAMETER_SERVER, ROLE_WORKER, desired
-from .allocation import Ledger, Refusal, addend_limit
+from .allocation import Allocation, Ledger, Refusal, addend_limit
 from .conditions import PLAN_FAILED, STALLED, STATUS_REJECTED, WRITE_FAILED, drop_condition, set_condition
 from .injection import SidecarConfig
 from .model import (
@@ -328,6 +328,11 @@ def _no_switch(job: Job, fallback: Refusal | None) -> _Network:
     return _Network((), HOST_ONLY_JOB_ID, (), job.spec.values or wire.VALUES_LARGE, "HostOnly", fallback)
 
 
+def _allocate(names: tuple[str, ...], job: Job, world: World) -> Allocation | Refusal:
+    spec = job.spec
+    return world.ledger.allocate(names, spec.mode, spec.request, spec.values, job.uid, spec.floor)
+
+
 def _choose_network(job: Job, world: World, *, patient: bool) -> _Network | Refusal:
     """Switches that the job may hold before its pods have nodes: all allowed ones with room."""
     if job.spec.mode == "HostOnly":
@@ -369,9 +374,7 @@ def _choose_network(job: Job, world: World, *, patient: bool) -> _Network | Refu
     for name in usable:
         refusal = world.quotas.refuse_switch(job, name)
         if refusal is None:
-            one = world.ledger.allocate(
-                (name,), job.spec.mode, job.spec.request, job.spec.values, job.uid, job.spec.floor
-            )
+            one = _allocate((name,), job, world)
             refusal = one if isinstance(one, Refusal) else None
         if refusal is None:
             fitting.append(name)
@@ -381,9 +384,7 @@ def _choose_network(job: Job, world: World, *, patient: bool) -> _Network | Refu
     if not fitting or (job.spec.switches and refusals):
         return refusals[0]
     chosen = tuple(fitting)
-    allocation = world.ledger.allocate(
-        chosen, job.spec.mode, job.spec.request, job.spec.values, job.uid, job.spec.floor
-    )
+    allocation = _allocate(chosen, job, world)
     if isinstance(allocation, Refusal):
         return allocation
     return _Network(chosen, allocation.job_id, allocation.regions, allocation.values, job.spec.mode)
@@ -665,9 +666,7 @@ def _place(
             over_quota = world.quotas.refuse_switch(job, name)
             if over_quota:
                 return without, over_quota
-        allocation = world.ledger.allocate(
-            names, job.spec.mode, job.spec.request, job.spec.values, job.uid, job.spec.floor
-        )
+        allocation = _allocate(names, job, world)
         if isinstance(allocation, Refusal):
             return without, allocation
         status.job_id, status.regions, status.values = (

@@ -47,6 +47,10 @@ _CODE_OF_ERRNO = {
 }
 
 
+def _refused(error: DataplaneError) -> P4RuntimeError:
+    return P4RuntimeError(_CODE_OF_ERRNO.get(error.errno, Code.INTERNAL), f"the data path refused: {error}")
+
+
 @dataclass(frozen=True)
 class _Undo:
     """How to take one update back: what the key held before."""
@@ -137,8 +141,7 @@ class Device:
                     for entry in self.entries(name):
                         other._realise(name, entry.key, None, entry)
         except DataplaneError as error:
-            code = _CODE_OF_ERRNO.get(error.errno, Code.INTERNAL)
-            raise P4RuntimeError(code, f"the data path refused: {error}") from error
+            raise _refused(error) from error
         other.counter_bases.update(self.counter_bases)
 
     def entities(self) -> Iterator[p4r.Entity]:
@@ -304,8 +307,7 @@ class Device:
             self._realise(table, key, before, value)
         except DataplaneError as error:
             self._store(table, key, before)
-            code = _CODE_OF_ERRNO.get(error.errno, Code.INTERNAL)
-            raise P4RuntimeError(code, f"the data path refused: {error}") from error
+            raise _refused(error) from error
 
     def _store(self, table: str | None, key: Key | int, value: Entry | Group | None) -> Entry | Group | None:
         if table is None:
