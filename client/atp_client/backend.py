@@ -45,7 +45,6 @@ _DELEGATED = (
     "allgather",
     "allgather_coalesced",
     "allgather_into_tensor_coalesced",
-    "alltoall",
     "alltoall_base",
     "barrier",
     "broadcast",
@@ -63,12 +62,8 @@ _DELEGATED = (
 )
 
 
-def _gloo_knows_bfloat16() -> bool:
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
-    return version >= (2, 2)
-
-
-_BFLOAT16 = _gloo_knows_bfloat16()
+_VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
+_BFLOAT16 = _VERSION >= (2, 2)  # whether gloo knows it
 
 
 def _sendable(tensor: torch.Tensor) -> torch.Tensor:
@@ -312,6 +307,20 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
                 outputs = [[_sendable(tensor) for tensor in row] for row in outputs]
                 inputs = [_sendable(tensor) for tensor in inputs]
         return self._rest.allgather(outputs, inputs, *args, **kwargs)
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        """All-to-all of lists, through gloo's of one tensor: that of lists is missing, or wants equal sizes."""
+        sent = torch.cat([tensor.detach().reshape(-1) for tensor in inputs])
+        counts = [tensor.numel() for tensor in outputs]
+        received = sent.new_empty(sum(counts))
+        opts = dist.AllToAllOptions() if opts is None else opts
+        work = self._rest.alltoall_base(received, sent, counts, [tensor.numel() for tensor in inputs], opts)
+
+        def finish() -> None:
+            for output, part in zip(outputs, received.split(counts)):  # noqa: B905 (Python 3.9)
+                output.detach().copy_(part.view(output.shape))
+
+        return DelegatedWork(work, outputs, finish)
 
 
 def _delegate(name: str) -> Any:

@@ -235,6 +235,18 @@ class Collectives(Ranks):
         dist.all_to_all_single(out, torch.arange(4.0) + 10 * self.rank)
         self.assertEqual(out, torch.arange(4.0) * 10 + self.rank)
 
+    @grouped
+    def test_all_to_all_of_lists(self) -> None:
+        for gap in (1, 2):  # outputs in one piece, and with gaps in memory
+            outputs = [torch.zeros((self.rank + 1, 2 * gap))[:, ::gap] for _ in self.numbers]
+            inputs = [torch.full((to + 1, 2), 10.0 * self.rank + to) for to in self.numbers]
+            work = dist.all_to_all(outputs, inputs, async_op=True)
+            work.wait()
+            for source, output in enumerate(outputs):
+                self.assertEqual(output, torch.full((self.rank + 1, 2), 10.0 * source + self.rank))
+        empty = [torch.zeros(0) for _ in self.numbers]
+        dist.all_to_all([torch.zeros(0) for _ in self.numbers], empty)
+
     @since(2, 0)
     @grouped
     def test_all_gather_into_tensor(self) -> None:
