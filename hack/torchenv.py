@@ -30,19 +30,24 @@ class Torch:
     version: str
     numpy: str
     sklearn: str
+    setuptools: str = ""
 
     @property
     def requirements(self) -> list[str]:
         """What pip installs. expecttest is for torch's own tests."""
         versions = {"torch": self.version, "numpy": self.numpy, "scikit-learn": self.sklearn, "expecttest": "0.3.0"}
+        versions |= {"setuptools": self.setuptools} if self.setuptools else {}
         return [f"{name}=={version}" for name, version in versions.items()]
 
 
 PYTHON = "3.11"
 DEBIAN = "1.13"  # of python3-torch, see APT_TESTS in localcluster/prereqs.py
-# The last release of each minor version. numpy 2 came while torch 2.2 was current.
+# The last release of each minor version. numpy 2 came while torch 2.2 was current; torch 2.1 wants a setuptools that
+# still has pkg_resources.packaging.
 MATRIX: tuple[Torch, ...] = (
-    *(Torch(version, "1.26.4", "1.5.2") for version in ("2.0.1", "2.1.2", "2.2.2", "2.3.1", "2.4.1", "2.5.1")),
+    Torch("2.0.1", "1.26.4", "1.5.2"),
+    Torch("2.1.2", "1.26.4", "1.5.2", "69.5.1"),
+    *(Torch(version, "1.26.4", "1.5.2") for version in ("2.2.2", "2.3.1", "2.4.1", "2.5.1")),
     *(Torch(version, "2.4.6", "1.9.1") for version in ("2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0")),
     *(Torch(version, "2.4.6", "1.9.1") for version in ("2.12.1", "2.13.0", "2.14.1", "2.15.0")),
 )

@@ -288,7 +288,6 @@ def main() -> int:
     parser.add_argument("--docs", metavar="SECTION", help="writes the tables to this section of docs/torch-tests.md")
     parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()
-    exceptions = read_exceptions(HERE / "exceptions.toml")
     if "/" not in arguments.python:
         arguments.python = str(torchenv.interpreter(arguments.python))
     # The sidecars end with this process, also if it is told to end.
@@ -316,6 +315,7 @@ def main() -> int:
     finally:
         if jobs is not None:
             jobs.stop()
+    exceptions = read_exceptions(HERE / "exceptions.toml", run.results.torch or "0")
     text = run.results.markdown(exceptions)
     if arguments.docs is not None:
         replace_section(ROOT / "docs" / "torch-tests.md", arguments.docs, text)

@@ -53,6 +53,15 @@ def test_the_tables_name_reasons() -> None:
     assert "Fail on both here: `suite.A.never`." in text
 
 
+def test_an_exception_can_end_with_a_version(tmp_path: Path) -> None:
+    path = tmp_path / "exceptions.toml"
+    path.write_text('[exceptions]\n"s.always" = "never"\n"s.once" = { before = "2.10", reason = "old" }\n')
+    assert read_exceptions(path, "2.9.1+cu130") == {"s.always": "never", "s.once": "old"}
+    assert read_exceptions(path, "2.10.0") == {"s.always": "never"}
+
+
 def test_the_list_of_exceptions_can_be_read() -> None:
-    exceptions = read_exceptions(Path(__file__).with_name("exceptions.toml"))
-    assert all(reason for reason in exceptions.values())
+    for version in ("1.13.0a0", "2.4.1", "2.15.0+cu132"):
+        exceptions = read_exceptions(Path(__file__).with_name("exceptions.toml"), version)
+        assert exceptions
+        assert all(reason for reason in exceptions.values())
