@@ -68,7 +68,7 @@ def unexplained(version: str, suites: dict[str, Any]) -> list[str]:
 def markdown(results: dict[str, Any]) -> str:
     """The table for docs/torch-tests.md."""
     lines = [
-        "| torch | gloo passed | failed | skipped | atp passed | failed | skipped | gloo only, for a reason | without |",
+        "| torch | gloo passed | failed | skipped | atp passed | failed | skipped | gloo only: reason | none given |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for version, suites in results.items():
