@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from atp_api.switchagent.v1alpha1 import switchagent_pb2 as pb
 
@@ -48,6 +48,7 @@ class Report:
     address: str
     last_source: str
     dropped: Mapping[str, int]
+    port: int = field(default=0, compare=False)
 
 
 class Tally:
@@ -72,7 +73,7 @@ class Tally:
             grown = {reason: count - old.get(reason, 0) for reason, count in counters.items()}
             grown = {reason: count for reason, count in sorted(grown.items()) if count > 0}
             if grown:
-                reports.append(Report(switch, key[1], sources[key], grown))
+                reports.append(Report(switch, key[1], sources[key], grown, key[0]))
         return reports
 
     def forget(self, switch: str) -> None:
@@ -132,7 +133,8 @@ class Intruders:
         self._count(report, pod)
         if pod is None:
             counts = dict(report.dropped)
-            log.warning("switch %s dropped packets from %s: %s", report.switch, report.last_source, counts)
+            sender = report.last_source or f"port {report.port}"  # hardware counts ports only
+            log.warning("switch %s dropped packets from %s: %s", report.switch, sender, counts)
         elif sum(report.dropped.values()) >= EVENT_PACKETS:
             await self._event(report, pod)
 

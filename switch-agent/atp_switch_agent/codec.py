@@ -25,7 +25,7 @@ from .entries import (
     Match,
 )
 from .planner import Op, Update
-from .targets import EVENT_CODES, EVENT_SHIFT, EVENTS, problems, recognise, short
+from .targets import DROP_REASONS, DROP_SHIFT, EVENT_CODES, EVENT_SHIFT, EVENTS, problems, recognise, short
 
 _TYPES = {Op.INSERT: p4r.Update.INSERT, Op.MODIFY: p4r.Update.MODIFY, Op.DELETE: p4r.Update.DELETE}
 _PRIORITY = 1
@@ -95,7 +95,9 @@ class Codec:
         self.counters = {
             counter.preamble.id: (short(counter.preamble), counter.spec.unit == p4i.CounterSpec.BYTES)
             for counter in self.p4info.counters
+            if short(counter.preamble) != "drops"
         }
+        self.drops_counter = next((c.preamble.id for c in self.p4info.counters if short(c.preamble) == "drops"), None)
         self._events = next((number for number, (name, _) in self.counters.items() if name == "events"), None)
         registers = {short(item.preamble): item for item in self.p4info.registers}
         self.occupancy_register = registers["occupancy"].preamble.id if "occupancy" in registers else None
@@ -180,6 +182,18 @@ class Codec:
         arguments = raw.action.args if isinstance(raw.action, fy.P4TableAction) else {}
         params = tuple(int(arguments[name]) for name in ACTIONS[table][1])
         return Entry(table, tuple(match), params, raw.metadata)
+
+    def tally_drops(self, cells: Iterable[p4r.Entity]) -> list[dict[str, int]]:
+        """The counter `drops` by port, in the form of the register `dropped`. It does not say who is behind a port."""
+        ports: dict[int, dict[str, int]] = {}
+        for entity in cells:
+            cell = entity.counter_entry
+            reason, port = cell.index.index >> DROP_SHIFT, cell.index.index & (1 << DROP_SHIFT) - 1
+            if cell.data.packet_count and reason < len(DROP_REASONS):
+                counted = ports.setdefault(port, {"port": port, "address": 0, "last_source": 0})
+                name = DROP_REASONS[reason]
+                counted[name] = counted.get(name, 0) + cell.data.packet_count
+        return list(ports.values())
 
     def decode_dropped(self, entity: p4r.Entity) -> dict[str, int]:
         """One cell of the register `dropped`, by the names of its members."""

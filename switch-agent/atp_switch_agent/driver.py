@@ -510,8 +510,11 @@ class Driver:
             return None
 
     async def drops(self) -> list[dict[str, int]]:
-        """Cells of the register `dropped`: ports at which something was dropped. Empty where it cannot be read."""
+        """Ports at which something was dropped, from the register `dropped` or the counter `drops`; empty without."""
         codec = self._pipeline()
+        if codec.drops_counter is not None:
+            whole = p4r.Entity(counter_entry=p4r.CounterEntry(counter_id=codec.drops_counter))
+            return codec.tally_drops(await self._read([whole]))
         if codec.dropped_register is None:
             return []
         cell = p4r.RegisterEntry(register_id=codec.dropped_register)

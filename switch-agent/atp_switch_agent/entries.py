@@ -11,7 +11,12 @@ Key = tuple[str, tuple[Match, ...]]
 
 JOB, REGION, ADMISSION, TRANSIT, PS_PORT = "job", "region", "admission", "transit", "ps_port"
 REPLICA, GROUP = "replica", "group"
-HOST = "host"  # of the software switch alone: a P4 program admits by port and bit
+# Who the hosts of a job are: one table of the software switch, and the same in pieces in a P4 program, where no table
+# of the first stage can read what another one found.
+HOST = "host"
+SOURCE, DESTINATION, PLACE, OWN, GUARDED = "source", "destination", "place", "own", "guarded"
+HOST_PIECES = (SOURCE, DESTINATION, PLACE, OWN)
+GUARD = (HOST, *HOST_PIECES, GUARDED)
 # Tables that P4 programs have and the software switch has not: it leaves ordinary traffic to the host, and takes the
 # rest from its command line. `ecn_threshold` and `stale_time` have no key, only a default action.
 L2, ECN, CONGESTION, STALE = "l2_forward", "ecn_threshold", "congestion", "stale_time"
@@ -25,6 +30,11 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     PS_PORT: ("job_id", "ingress_port"),
     REPLICA: ("multicast_group", "egress_port", "instance"),
     HOST: ("job_id", "address"),
+    SOURCE: ("address",),
+    DESTINATION: ("address",),
+    PLACE: ("address", "bitmap1"),
+    OWN: ("address", "bitmap0", "edge"),
+    GUARDED: ("job_id",),
 }
 ACTIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     JOB: ("set_job", ("values", "full0", "full1", "group")),
@@ -34,8 +44,13 @@ ACTIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     PS_PORT: ("from_ps", ()),
     REPLICA: ("rewrite", ("dst_mac", "dst_ip", "dst_port")),
     HOST: ("set_host", ("port", "mark", "role", "bitmap0", "bitmap1", "edge")),
+    SOURCE: ("set_source", ("server", "port", "job_id")),
+    DESTINATION: ("set_destination", ("server", "job_id")),
+    PLACE: ("in_place", ()),
+    OWN: ("own_bits", ()),
+    GUARDED: ("guard", ()),
 }
-OPTIONAL = frozenset({HOST})
+OPTIONAL = frozenset(GUARD)
 """Tables that a pipeline may lack."""
 # The same of those, where entries may choose between actions.
 FORWARDING_FIELDS: Mapping[str, tuple[str, ...]] = {

@@ -16,12 +16,19 @@ from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api
 
 from .entries import (
     ADMISSION,
+    DESTINATION,
     GROUP,
+    GUARD,
+    GUARDED,
     HOST,
+    HOST_PIECES,
     JOB,
+    OWN,
+    PLACE,
     PS_PORT,
     REGION,
     REPLICA,
+    SOURCE,
     TRANSIT,
     Entry,
     Key,
@@ -275,16 +282,44 @@ def plan_job(job: api.Job, ports: Callable[[EndpointKey], Port], limits: Limits)
     return list(entries)
 
 
-def plan_guard(guard: api.Guard, ports: Callable[[EndpointKey], Port]) -> list[Entry]:
-    """The hosts of one job, as entries of table `host`."""
+def can_guard(tables: Container[str]) -> bool:
+    """Whether a switch with these tables can hold hosts."""
+    return HOST in tables or all(table in tables for table in (*HOST_PIECES, GUARDED))
+
+
+def plan_guard(
+    guard: api.Guard, ports: Callable[[EndpointKey], Port], tables: Container[str] = (HOST,), *, known: bool = True
+) -> list[Entry]:
+    """The hosts of one job, as entries of table `host` or of its pieces, by what tables the switch has.
+
+    `known`: the job has aggregators here, so that its job ID is its own on this switch. Pieces without a job ID are by
+    address, and an address has one job at a time.
+    """
     mark = _mark(guard)
     entries = []
     for host in guard.hosts:
-        place = (PARAMETER_SERVER, 0, 0, 0)
-        if not host.parameter_server:
-            place = (WORKER, 1 << host.bit, 1 << host.rack, int(host.edge))
-        port = ports(EndpointKey.of(host.endpoint)).number
-        entries.append(Entry(HOST, (guard.job_id, _ip(host.endpoint.address)), (port, mark, *place)))
+        address, port = _ip(host.endpoint.address), ports(EndpointKey.of(host.endpoint)).number
+        place = (0, 0, 0) if host.parameter_server else (1 << host.bit, 1 << host.rack, int(host.edge))
+        if HOST in tables:
+            role = PARAMETER_SERVER if host.parameter_server else WORKER
+            entries.append(Entry(HOST, (guard.job_id, address), (port, mark, role, *place)))
+        else:
+            entries += host_pieces(guard.job_id, address, port, host.parameter_server, *place)
+    if HOST not in tables and known:
+        entries.append(Entry(GUARDED, (guard.job_id,)))
+    return entries
+
+
+def host_pieces(
+    job_id: int, address: int, port: int, server: bool, bitmap0: int = 0, bitmap1: int = 0, edge: int = 0
+) -> list[Entry]:
+    """A host as a P4 program has it."""
+    entries = [
+        Entry(SOURCE, (address,), (int(server), port, job_id)),
+        Entry(DESTINATION, (address,), (int(server), job_id)),
+    ]
+    if not server:
+        entries += [Entry(PLACE, (address, bitmap1)), Entry(OWN, (address, bitmap0, edge))]
     return entries
 
 
@@ -345,7 +380,7 @@ class Diff:
         return self.removals + self.additions
 
 
-_PER_JOB = (JOB, REGION, ADMISSION, TRANSIT, PS_PORT, HOST)
+_PER_JOB = (JOB, REGION, ADMISSION, TRANSIT, PS_PORT, HOST, GUARDED)
 _RIGHTS = (ADMISSION, TRANSIT, PS_PORT)
 
 
@@ -358,12 +393,13 @@ def _kept_jobs(now: State, wanted: State) -> dict[int, Entry]:
     """Jobs that stay known throughout: same owner and parameters, and at least one region and host, if any, stays."""
     before, after = jobs_of(now), jobs_of(wanted)
 
-    def holders(table: str, *states: State) -> set[int]:
+    def holders(tables: tuple[str, ...], *states: State) -> set[int]:
         """Jobs with an entry that is in all of these states."""
-        return {e.number(0) for key, e in states[0].items() if e.table == table and all(key in s for s in states)}
+        return {e.number(0) for key, e in states[0].items() if e.table in tables and all(key in s for s in states)}
 
-    regions = holders(REGION, now, wanted)
-    bare = (holders(HOST, now) & holders(HOST, wanted)) - holders(HOST, now, wanted)
+    guard = (HOST, GUARDED)
+    regions = holders((REGION,), now, wanted)
+    bare = (holders(guard, now) & holders(guard, wanted)) - holders(guard, now, wanted)
     return {
         job_id: entry
         for job_id, entry in before.items()
@@ -379,14 +415,15 @@ def diff(now: State, wanted: State) -> Diff:
       that the job entry names;
     - a job has no region that it does not have in `now` or in `wanted`, and none of `now` after its owner changed;
     - the multicast group that a job names exists with all its rewrites, and no group of one job serves another;
-    - a job that has hosts has them before it is known and until it is forgotten: it is never known unguarded.
+    - a job that has hosts has them before it is known and until it is forgotten: it is never known unguarded (in
+      pieces: without its entry of `guarded`).
     """
     kept = _kept_jobs(now, wanted)
     kept_groups = {entry.params[3] for entry in kept.values()}
 
     def stays(entry: Entry) -> bool:
-        if entry.table == HOST:
-            return True  # its mark says whose it is; several jobs may have its job ID
+        if entry.table in GUARD:
+            return True  # it says itself whose it is; several jobs may have its job ID
         if entry.table in (GROUP, REPLICA):
             return entry.number(0) in kept_groups
         return entry.number(0) in kept
@@ -403,7 +440,7 @@ def diff(now: State, wanted: State) -> Diff:
             removals[0].append(update)
         elif entry.table == JOB:
             removals[1].append(update)
-        elif entry.table in (REGION, GROUP, HOST):
+        elif entry.table in (REGION, GROUP, *GUARD):
             removals[2].append(update)
         elif not stays(entry):
             removals[3].append(update)
@@ -414,7 +451,7 @@ def diff(now: State, wanted: State) -> Diff:
         if held == entry:
             continue
         update = Update(Op.INSERT if held is None else Op.MODIFY, entry)
-        if entry.table in (REPLICA, REGION, HOST):
+        if entry.table in (REPLICA, REGION, *GUARD):
             additions[0].append(update)
         elif entry.table == GROUP:
             additions[1].append(update)
@@ -430,9 +467,11 @@ def diff(now: State, wanted: State) -> Diff:
 
 
 def job_of(entry: Entry, states: Iterable[State]) -> int | None:
-    """The job that an entry belongs to; a group's by the job that names it in one of the states."""
+    """The job that an entry belongs to; a group's by the job that names it in one of the states; None: not told."""
     if entry.table in _PER_JOB:
         return entry.number(0)
+    if entry.table in HOST_PIECES:
+        return None
     group = entry.number(0)
     for entries in states:
         for job_id, job in jobs_of(entries).items():

@@ -15,7 +15,7 @@ from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api
 from . import __version__
 from .codec import Codec
 from .driver import Driver, Facts, Refusal, SwitchLost
-from .entries import HOST, Entry, Key
+from .entries import GUARD, Entry, Key
 from .forwarding import Tuning, managed
 from .forwarding import diff as diff_forwarding
 from .forwarding import plan as plan_forwarding
@@ -25,6 +25,7 @@ from .planner import (
     EndpointKey,
     Limits,
     Port,
+    can_guard,
     combine,
     diff,
     endpoints,
@@ -280,9 +281,9 @@ class Reconciler:
         return wanted | {key for guard in self._guards(self._desired) for key in guard_endpoints(guard)}
 
     def _guards(self, desired: api.DesiredState) -> list[api.Guard]:
-        """Those that this switch can hold: a P4 program admits by port and bit alone."""
+        """Those that this switch can hold: one whose program has no tables of hosts admits by port and bit alone."""
         codec = self.driver.codec
-        return list(desired.guards) if codec is not None and HOST in codec.table_sizes else []
+        return list(desired.guards) if codec is not None and can_guard(codec.table_sizes) else []
 
     async def _pass(self) -> None:
         session = self.driver.link.session
@@ -364,7 +365,7 @@ class Reconciler:
             if not refused:
                 continue
             blamed = self._blame(refused, plans, before)
-            hosts = {refusal.entry.key: refusal for refusal in refused if refusal.entry.table == HOST}
+            hosts = {refusal.entry.key: refusal for refusal in refused if refusal.entry.table in GUARD}
             bad = [(uid, hosts[e.key]) for uid, held in guards.items() for e in held if e.key in hosts]
             for uid, refusal in bad:
                 unguarded(uid, _Outcome(_FAILED, refusal.reason, refusal.message))
@@ -420,8 +421,12 @@ class Reconciler:
         ports = _Ports(self._answers)
         plans: dict[int, list[Entry]] = {}
         guarded = {guard.uid: guard for guard in self._guards(desired)}
+        tables = self.driver.codec.table_sizes if self.driver.codec else ()
+        known = {job.uid for job in desired.jobs}
         guards = {
-            uid: plan_guard(guard, ports) for uid, guard in guarded.items() if not ports.missing(guard_endpoints(guard))
+            uid: plan_guard(guard, ports, tables, known=uid in known)
+            for uid, guard in guarded.items()
+            if not ports.missing(guard_endpoints(guard))
         }
         for job in desired.jobs:
             needed = [*endpoints(job), *(guard_endpoints(guarded[job.uid]) if job.uid in guarded else ())]

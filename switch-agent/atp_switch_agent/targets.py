@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from finsy.proto import p4i
 
-from .entries import ACTIONS, FIELDS, OPTIONAL
+from .entries import ACTIONS, FIELDS, GUARDED, HOST_PIECES, OPTIONAL
 
 SOFTWARE_TARGETS = frozenset({"software-bpf", "software-relay"})
 STICKY_TARGETS = SOFTWARE_TARGETS | {"bmv2"}
@@ -54,6 +54,12 @@ EVENTS: Mapping[str, tuple[int, ...]] = {
 EVENT_CODES = 32
 EVENT_SHIFT = 8
 """A cell of the array is event << 8 | job ID."""
+
+
+# What a P4 program drops of and for hosts, by the low three bits of a kind (K_ codes), in words of the software switch.
+DROP_REASONS = ("source", "destination", "malformed", "forged", "admission", "admission", "admission", "admission")
+DROP_SHIFT = 9
+"""A cell of the counter `drops` is reason << 9 | port."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +115,17 @@ def problems(p4info: p4i.P4Info, contract: p4i.P4Info) -> list[str]:
     wrong: list[str] = []
     tables, actions = _by_name(p4info.tables), _by_name(p4info.actions)
     wanted_tables, wanted_actions = _by_name(contract.tables), _by_name(contract.actions)
+    pieces = {*HOST_PIECES, GUARDED}
     for name, fields in FIELDS.items():
-        table, wanted = tables.get(name), wanted_tables[name]
+        table = tables.get(name)
         if table is None:
-            wrong += [] if name in OPTIONAL else [f"table {name} is missing"]
+            # A guard is whole or not there.
+            needed = name not in OPTIONAL or (name in pieces and pieces & tables.keys())
+            wrong += [f"table {name} is missing"] if needed else []
+            continue
+        wanted = wanted_tables.get(name)
+        if wanted is None:
+            wrong += _problems_of_piece(name, table, actions)
             continue
         have = {field.name: field for field in table.match_fields}
         want = {field.name: field for field in wanted.match_fields}
@@ -148,3 +161,15 @@ def problems(p4info: p4i.P4Info, contract: p4i.P4Info) -> list[str]:
     elif counters["events"].size < EVENT_CODES << EVENT_SHIFT:
         wrong.append(f"counter events has {counters['events'].size} cells, not {EVENT_CODES << EVENT_SHIFT}")
     return wrong
+
+
+def _problems_of_piece(name: str, table: p4i.Table, actions: Mapping[str, p4i.Action]) -> list[str]:
+    """The same of a table that the contract has in another form: names count, widths are the target's."""
+    action_name, params = ACTIONS[name]
+    action = actions.get(action_name)
+    fields = {(field.name, field.match_type) for field in table.match_fields}
+    if fields != {(field, p4i.MatchField.EXACT) for field in FIELDS[name]}:
+        return [f"table {name} has other fields than {', '.join(FIELDS[name])}"]
+    if action is None or {param.name for param in action.params} != set(params):
+        return [f"action {name}.{action_name} is missing, or has other parameters"]
+    return []

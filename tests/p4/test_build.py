@@ -17,7 +17,7 @@ from finsy.proto import p4i
 from google.protobuf import text_format
 
 from atp_switch_agent.codec import Codec
-from atp_switch_agent.entries import ACTIONS, FIELDS, Entry
+from atp_switch_agent.entries import ACTIONS, FIELDS, GUARD, Entry
 
 ROOT = Path(__file__).resolve().parents[2]
 P4 = ROOT / "p4"
@@ -147,7 +147,7 @@ def test_the_agent_writes_and_reads_every_table_of_the_target(path: Path) -> Non
     """Same names, other widths: a port has 9 bits here and 32 in the software switch."""
     codec = Codec(path)
     assert codec.name.startswith("atp 0.1.0 ")
-    assert set(codec.table_sizes) == set(FIELDS) - SOFTWARE_ONLY_TABLES
+    assert set(codec.table_sizes) == set(FIELDS) - set(GUARD)
     for table in codec.table_sizes:
         fields, (_, names) = FIELDS[table], ACTIONS[table]
         match = tuple((8, 15) if field == "aggregator_index" else 1 for field in fields)

@@ -13,12 +13,19 @@ from hypothesis import strategies as st
 from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api
 from atp_switch_agent.entries import (
     ADMISSION,
+    DESTINATION,
     GROUP,
+    GUARD,
+    GUARDED,
     HOST,
+    HOST_PIECES,
     JOB,
+    OWN,
+    PLACE,
     PS_PORT,
     REGION,
     REPLICA,
+    SOURCE,
     TRANSIT,
     Entry,
     Key,
@@ -42,6 +49,9 @@ from atp_switch_agent.planner import (
 
 LIMITS = Limits(aggregators=4096, values=(62, 350))
 State = dict[Key, Entry]
+SOFTWARE, P4 = (HOST,), (*HOST_PIECES, GUARDED)
+"""Where hosts are: in one table, or in pieces."""
+TARGETS = pytest.mark.parametrize("tables", [SOFTWARE, P4], ids=["software", "p4"])
 
 
 def port_of(key: EndpointKey) -> Port:
@@ -109,16 +119,17 @@ def desired_states(draw: st.DrawFn) -> api.DesiredState:
     return wanted
 
 
-def planned(desired: api.DesiredState, ports: Callable[[EndpointKey], Port] = port_of) -> State:
+def planned(
+    desired: api.DesiredState, tables: tuple[str, ...], ports: Callable[[EndpointKey], Port] = port_of
+) -> State:
+    known = {job.job_id for job in desired.jobs}
     return combine(
         {job.job_id: plan_job(job, ports, LIMITS) for job in desired.jobs},
-        {guard.uid + str(guard.job_id): plan_guard(guard, ports) for guard in desired.guards},
+        {
+            guard.uid + str(guard.job_id): plan_guard(guard, ports, tables, known=guard.job_id in known)
+            for guard in desired.guards
+        },
     )
-
-
-def states() -> st.SearchStrategy[State]:
-    """The entries of a random desired state."""
-    return desired_states().map(planned)
 
 
 def apply(held: State, update: Update) -> None:
@@ -149,9 +160,10 @@ def check_between(held: State, now: State, wanted: State) -> None:
     assert set(rights) <= set(known), "rights without a job"
     hosts = by_job(held, HOST)
     addresses = [entry.match[1] for entries in hosts.values() for entry in entries]
-    assert len(addresses) == len(set(addresses)), "one address, two jobs"
-    assert {entry for entries in hosts.values() for entry in entries} <= {*now.values(), *wanted.values()}
-    assert set(known) <= set(hosts), "a job without its guard"
+    assert len(addresses) == len(set(addresses)), "one address, two jobs"  # in pieces the address is the key
+    guard = {entry for entry in held.values() if entry.table in GUARD}
+    assert guard <= {*now.values(), *wanted.values()}
+    assert set(known) <= {*hosts, *by_job(held, GUARDED)}, "a job without its guard"
     for job_id, job in known.items():
         allowed_rights: set[Entry] = set()
         allowed_regions: set[Entry] = set()
@@ -185,18 +197,23 @@ def walk(now: State, wanted: State, changes: Diff, shuffle: random.Random) -> No
     assert held == wanted
 
 
+@TARGETS
 @settings(max_examples=150, deadline=None)
-@given(states(), states(), st.randoms(use_true_random=False))
-def test_every_step_from_one_state_to_another_is_safe(now: State, wanted: State, shuffle: random.Random) -> None:
+@given(before=desired_states(), after=desired_states(), shuffle=st.randoms(use_true_random=False))
+def test_every_step_from_one_state_to_another_is_safe(
+    tables: tuple[str, ...], before: api.DesiredState, after: api.DesiredState, shuffle: random.Random
+) -> None:
+    now, wanted = planned(before, tables), planned(after, tables)
     changes = diff(now, wanted)
     walk(now, wanted, changes, shuffle)
     assert diff(wanted, wanted).empty
 
 
+@TARGETS
 @settings(max_examples=150, deadline=None)
-@given(desired_states(), st.data(), st.randoms(use_true_random=False))
+@given(desired=desired_states(), data=st.data(), shuffle=st.randoms(use_true_random=False))
 def test_every_step_is_safe_when_pods_move(
-    desired: api.DesiredState, data: st.DataObject, shuffle: random.Random
+    tables: tuple[str, ...], desired: api.DesiredState, data: st.DataObject, shuffle: random.Random
 ) -> None:
     """The same jobs with some end points behind other ports, and regions that come and go."""
     moved = data.draw(st.sets(st.integers(0, 12)))
@@ -205,24 +222,30 @@ def test_every_step_is_safe_when_pods_move(
     for job in after.jobs:
         if len(job.regions) > 1 and data.draw(st.booleans()):
             del job.regions[0]
-    now = planned(desired)
-    wanted = planned(after, lambda key: Port(key.port + 20, 1) if key.port in moved else port_of(key))
+    now = planned(desired, tables)
+    wanted = planned(after, tables, lambda key: Port(key.port + 20, 1) if key.port in moved else port_of(key))
     changes = diff(now, wanted)
     assert not changes.resets, "the jobs stay"
     walk(now, wanted, changes, shuffle)
 
 
+@TARGETS
 @settings(max_examples=100, deadline=None)
-@given(states(), states(), st.randoms(use_true_random=False), st.data())
+@given(before=desired_states(), after=desired_states(), shuffle=st.randoms(use_true_random=False), data=st.data())
 def test_an_interrupted_change_converges(
-    now: State, wanted: State, shuffle: random.Random, data: st.DataObject
+    tables: tuple[str, ...],
+    before: api.DesiredState,
+    after: api.DesiredState,
+    shuffle: random.Random,
+    data: st.DataObject,
 ) -> None:
     """The agent or the switch may stop anywhere; the next diff starts from what is really held."""
+    now, wanted = planned(before, tables), planned(after, tables)
     updates = [update for batch in diff(now, wanted).batches for update in batch]
     held = dict(now)
     for update in updates[: data.draw(st.integers(0, len(updates)))]:
         apply(held, update)
-    other = data.draw(states())
+    other = planned(data.draw(desired_states()), tables)
     for batch in diff(held, other).batches:
         pieces = list(batch)
         shuffle.shuffle(pieces)
@@ -231,14 +254,16 @@ def test_an_interrupted_change_converges(
     assert held == other
 
 
+@TARGETS
 @settings(max_examples=100, deadline=None)
-@given(states(), st.data())
-def test_any_leftovers_are_repaired(wanted: State, data: st.DataObject) -> None:
+@given(desired=desired_states(), data=st.data())
+def test_any_leftovers_are_repaired(tables: tuple[str, ...], desired: api.DesiredState, data: st.DataObject) -> None:
     """Entries deleted or added behind the agent's back."""
+    wanted = planned(desired, tables)
     held = dict(wanted)
     for key in data.draw(st.lists(st.sampled_from(sorted(wanted)), unique=True) if wanted else st.just([])):
         del held[key]
-    for key, entry in data.draw(states()).items():
+    for key, entry in planned(data.draw(desired_states()), tables).items():
         held.setdefault(key, entry)
     for batch in diff(held, wanted).batches:
         for update in batch:
@@ -307,6 +332,23 @@ def test_entries_of_a_guard() -> None:
     assert first == Entry(HOST, (255, 0x0A000001), (4, mark, 1, 1 << 31, 0b100, 1))
     assert second == Entry(HOST, (255, 0x0A000009), (9, mark, 2, 0, 0, 0))
     assert len({mark, guard("u", 2)[0].params[1], guard("v", 1)[0].params[1], 0}) == 4
+
+
+def test_entries_of_a_guard_in_pieces() -> None:
+    """What a P4 program looks up by address; jobs that share a job ID do not share what says that it is guarded."""
+    worker = api.Host(endpoint=api.Endpoint(address="10.0.0.1", port=4), bit=31, rack=2, edge=True)
+    server = api.Host(endpoint=api.Endpoint(address="10.0.0.9", port=9), parameter_server=True, bit=3)
+    guard = api.Guard(uid="u", epoch=1, job_id=255, hosts=[worker, server])
+    entries = plan_guard(guard, port_of, P4, known=False)
+    assert set(entries) == {
+        Entry(SOURCE, (0x0A000001,), (0, 4, 255)),
+        Entry(DESTINATION, (0x0A000001,), (0, 255)),
+        Entry(PLACE, (0x0A000001, 0b100)),
+        Entry(OWN, (0x0A000001, 1 << 31, 1)),
+        Entry(SOURCE, (0x0A000009,), (1, 9, 255)),
+        Entry(DESTINATION, (0x0A000009,), (1, 255)),
+    }
+    assert set(plan_guard(guard, port_of, P4)) == {*entries, Entry(GUARDED, (255,))}
 
 
 def test_guards_that_do_not_fit_are_named() -> None:
