@@ -102,8 +102,8 @@ class Controller:
         return [entity for reply in self.stub.Read(request, timeout=RPC_SECONDS) for entity in reply.entities]
 
     def counters(self, index: int | None = None) -> dict[int, dict[str, int]]:
-        """Counters that are not 0, by index; those of one index, or all."""
-        names = {c.preamble.id: c for c in self.info.counters}
+        """Counters by job that are not 0, by index; those of one index, or all."""
+        names = {c.preamble.id: c for c in self.info.counters if c.preamble.alias != "drops"}
         cells = []
         for counter_id in names:
             cell = p4r.CounterEntry(counter_id=counter_id)
@@ -118,3 +118,10 @@ class Controller:
             if value:
                 found.setdefault(entity.counter_entry.index.index, {})[counter.preamble.alias] = value
         return found
+
+    def drops(self) -> dict[int, int]:
+        """The counter `drops` by cell, what is 0 left out."""
+        counter = self.find(self.info.counters, "drops")
+        cells = self.read(p4r.Entity(counter_entry=p4r.CounterEntry(counter_id=counter.preamble.id)))
+        counted = {cell.counter_entry.index.index: cell.counter_entry.data.packet_count for cell in cells}
+        return {index: count for index, count in counted.items() if count}

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Tables that the control plane writes (p4/p4info.txtpb), in the ingress control. All of them are looked up in the first
- * stage: none reads what another one sets. The includer has `hdr`, `meta` and ATP_INGRESS_PORT.
+ * stage: none reads what another one sets. The includer has `hdr`, `meta`, ATP_INGRESS_PORT and
+ * ATP_IN_TCAM, which is for tables whose key is short: a stage hashes the keys of eight tables.
  */
     @id(0x01000001) action set_job(@id(1) bit<16> values, @id(2) bit<32> full0, @id(3) bit<32> full1, @id(4) bit<16> group) {
         meta.known = 1;
@@ -34,7 +35,7 @@
         meta.from_ps = 1;
     }
 
-    @id(0x02000001) table job {
+    ATP_IN_TCAM @id(0x02000001) table job {
         key = { ATP_JOB_ID(hdr.atp.key) : exact @name("job_id") @id(1); }
         actions = { set_job; @defaultonly NoAction; }
         const default_action = NoAction();
@@ -74,7 +75,7 @@
         size = ATP_TRANSIT_SIZE;
     }
 
-    @id(0x02000005) table ps_port {
+    ATP_IN_TCAM @id(0x02000005) table ps_port {
         key = {
             ATP_JOB_ID(hdr.atp.key) : exact @name("job_id") @id(1);
             ATP_INGRESS_PORT        : exact @name("ingress_port") @id(2);

@@ -6,6 +6,9 @@
 #ifndef ATP_CODES_P4
 #define ATP_CODES_P4
 
+/* A field of an entry that does not count. */
+#define ANY _
+
 /* What a packet is, after steps 1 to 6 of docs/protocol.md, "What a switch does". */
 #define K_ORDINARY 0   /* forwarded as any other traffic */
 #define K_SHORT 1
@@ -26,12 +29,21 @@
 #define K_TRANSIT 16
 #define K_REPEAT0 18   /* sent again to add what is missing: allocates, empties and releases nothing */
 #define K_REPEAT1 19
+#define K_ODD 20       /* IP options or a fragment: what it says is not read */
+/* What the guard drops (docs/protocol.md, "The guard"). */
+#define K_SOURCE 24
+#define K_DESTINATION 25
+#define K_MALFORMED 26
+#define K_FORGED 27
 /* Either level. */
 #define K_GRAD K_GRAD0 &&& 0xFE
 #define K_RESEND K_RESEND0 &&& 0xFE
 #define K_REPEAT K_REPEAT0 &&& 0xFE
 /* For the group or for one. */
 #define K_ANY_ACK K_ACK &&& 0xFE
+/* Dropped by the guard; refused by steps 3 to 6. The low three bits tell the eight apart, see `drops`. */
+#define K_GUARDED K_SOURCE &&& 0xFC
+#define K_REFUSED K_LENGTH &&& 0xFC
 
 /* What the switch did: the event that is counted, and the reason of the header edits. Fits 5 bits. */
 #define V_NONE 0

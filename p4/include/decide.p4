@@ -71,5 +71,6 @@
             (K_ACK_SOURCE, ANY, ANY, ANY, ANY) : decide(V_ACK_SOURCE, OP_NONE, OUT_DROP);
             (K_INDEX, ANY, ANY, ANY, ANY) : decide(V_INDEX, OP_NONE, OUT_DROP);
             (K_BIT, ANY, ANY, ANY, ANY) : decide(V_BIT, OP_NONE, OUT_DROP);
+            (K_GUARDED, ANY, ANY, ANY, ANY) : decide(V_NONE, OP_NONE, OUT_DROP);
         }
     }

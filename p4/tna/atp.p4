@@ -24,10 +24,13 @@
 #define ATP_PS_PORT_SIZE 2048
 #define ATP_REPLICA_SIZE 8192
 #define ATP_L2_SIZE 2048
+#define ATP_HOST_SIZE 8192
 /* T in units of 2^16 ns, not shorter: the stamp is bits 16 to 47 of the clock. */
 #define STALE_UNITS ((ATP_STALE_NS + 65535) / 65536)
 /* Cells of 80 bytes in the egress queue. */
 #define ATP_ECN_THRESHOLD 1250
+
+#define ATP_IN_TCAM @ternary(1)
 
 typedef PortId_t port_t;
 /*
@@ -64,6 +67,17 @@ struct meta_t {
     bit<1>      admitted;
     bit<1>      transit;
     bit<1>      from_ps;
+    bit<1>      from_host;
+    bit<1>      from_server;
+    bit<1>      to_host;
+    bit<1>      to_server;
+    bit<1>      in_place;
+    bit<1>      own;
+    bit<1>      guarded;
+    bit<9>      elsewhere;
+    bit<8>      job_id;
+    bit<8>      from_other;
+    bit<8>      to_other;
     bit<8>      ecn;
     bit<8>      mark;
     predicate_t key_result;
@@ -116,12 +130,28 @@ parser AtpParser(packet_in packet, out headers_t hdr, out meta_t meta, out ingre
         }
     }
 
+    /* Of a later fragment nothing is known, and its first one is not let through. Behind options the port is not looked for. */
     state parse_ipv4 {
         packet.extract(hdr.ipv4);
         transition select(hdr.ipv4.version_ihl, hdr.ipv4.flags_fragment, hdr.ipv4.protocol) {
             (IP_VERSION_IHL, 0 &&& 0x3FFF, IP_PROTOCOL_UDP) : parse_udp;
+            (IP_VERSION_IHL, 0 &&& 0x1FFF, IP_PROTOCOL_UDP) : parse_first_fragment;
+            (IP_VERSION_IHL, _, _) : accept;
+            (_, 0 &&& 0x1FFF, IP_PROTOCOL_UDP) : parse_odd;
             default : accept;
         }
+    }
+
+    state parse_first_fragment {
+        transition select(packet.lookahead<bit<32>>()) {
+            ATP_UDP_PORT &&& 0xFFFF : parse_odd;
+            default : accept;
+        }
+    }
+
+    state parse_odd {
+        meta.kind = K_ODD;
+        transition accept;
     }
 
     state parse_udp {
@@ -142,6 +172,7 @@ parser AtpParser(packet_in packet, out headers_t hdr, out meta_t meta, out ingre
     }
 
     state parse_other {
+        meta.job_id = packet.lookahead<bit<8>>();
         packet.extract(hdr.atp);
         transition accept;
     }
@@ -156,6 +187,7 @@ parser AtpParser(packet_in packet, out headers_t hdr, out meta_t meta, out ingre
     }
 
     state parse_level0 {
+        meta.job_id = packet.lookahead<bit<8>>();
         packet.extract(hdr.atp);
         meta.key = hdr.atp.key;
         meta.level_bit = LEVEL_BIT;
@@ -166,6 +198,7 @@ parser AtpParser(packet_in packet, out headers_t hdr, out meta_t meta, out ingre
 
     /* Also an ACK, which is for either level: its key is that of level 1, whatever bits it has. */
     state parse_level1 {
+        meta.job_id = packet.lookahead<bit<8>>();
         packet.extract(hdr.atp);
         meta.key = hdr.atp.key;
         meta.own_bit = hdr.atp.bitmap1;
@@ -195,7 +228,14 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
     /* By event (V_ codes) and job. */
     Counter<bit<32>, bit<13>>(8192, CounterType_t.PACKETS) events;
     Counter<bit<64>, bit<8>>(256, CounterType_t.BYTES) bytes_in;
+    Hash<bit<12>>(HashAlgorithm_t.IDENTITY) drop_cell;
+    Counter<bit<32>, bit<12>>(4096, CounterType_t.PACKETS) drops;
 
+    action count_drop() {
+        drops.count(drop_cell.get({ meta.kind[2:0], ig_intr_md.ingress_port }));
+    }
+
+#include "../include/guard.p4"
 #include "../include/admission.p4"
 #include "../include/forwarding.p4"
 
@@ -491,6 +531,11 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
         } else {
             take_time();
         }
+        source.apply();
+        destination.apply();
+        place.apply();
+        own.apply();
+        guarded.apply();
         if (hdr.atp.isValid()) {
             job.apply();
             region.apply();
@@ -513,6 +558,7 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, in ingress_intrinsic_
         gate.apply();
         need.apply();
         l2_forward.apply();
+        refusal.apply();
         missing_access.apply();
         present_access.apply();
         cover_access.apply();

@@ -14,9 +14,12 @@
 #define ATP_PS_PORT_SIZE 4096
 #define ATP_REPLICA_SIZE 16384
 #define ATP_L2_SIZE 4096
+#define ATP_HOST_SIZE 16384
 #define ATP_ECN_THRESHOLD 40
 /* T in microseconds, the unit of bmv2's clock. */
 #define STALE_TIME (ATP_STALE_NS / 1000)
+
+#define ATP_IN_TCAM
 
 typedef bit<9> port_t;
 
@@ -48,7 +51,17 @@ struct meta_t {
     bit<1>  from_ps;
     bit<8>  ecn;
     bit<8>  mark;
-    bit<8>  job;
+    bit<8>  job_id;
+    bit<1>  from_host;
+    bit<1>  from_server;
+    bit<1>  to_host;
+    bit<1>  to_server;
+    bit<1>  in_place;
+    bit<1>  own;
+    bit<1>  guarded;
+    bit<9>  elsewhere;
+    bit<8>  from_other;
+    bit<8>  to_other;
     bit<8>  key_result;
     bit<8>  missing_result;
     bit<8>  cover_result;
@@ -86,8 +99,23 @@ parser AtpParser(packet_in packet, out headers_t hdr, inout meta_t meta, inout s
         packet.extract(hdr.ipv4);
         transition select(hdr.ipv4.version_ihl, hdr.ipv4.flags_fragment, hdr.ipv4.protocol) {
             (IP_VERSION_IHL, 0 &&& 0x3FFF, IP_PROTOCOL_UDP) : parse_udp;
+            (IP_VERSION_IHL, 0 &&& 0x1FFF, IP_PROTOCOL_UDP) : parse_first_fragment;
+            (IP_VERSION_IHL, _, _) : accept;
+            (_, 0 &&& 0x1FFF, IP_PROTOCOL_UDP) : parse_odd;
             default : accept;
         }
+    }
+
+    state parse_first_fragment {
+        transition select(packet.lookahead<bit<32>>()[15:0]) {
+            ATP_UDP_PORT : parse_odd;
+            default : accept;
+        }
+    }
+
+    state parse_odd {
+        meta.kind = K_ODD;
+        transition accept;
     }
 
     state parse_udp {
@@ -170,6 +198,12 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
     bit<8> old_mark;
 
 #include "counters.p4"
+
+    action count_drop() {
+        drops.count((bit<32>)meta.kind << 9 & 0xE00 | (bit<32>)standard.ingress_port);
+    }
+
+#include "../include/guard.p4"
 #include "../include/admission.p4"
 #include "../include/forwarding.p4"
 
@@ -198,10 +232,10 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
         missing.read(still, index);
         cover.read(seen, index);
         present.read(here, index);
-        bool own = old == meta.key;
-        bool leftover = own && (still | seen) != meta.whole;
+        bool mine = old == meta.key;
+        bool leftover = mine && (still | seen) != meta.whole;
         bool vacant = old == 0 || leftover || meta.now - stamp > meta.stale_time;
-        meta.key_result = own && !leftover ? (vacant ? 8w8 : 8w2) : (vacant ? 8w4 : 8w1);
+        meta.key_result = mine && !leftover ? (vacant ? 8w8 : 8w2) : (vacant ? 8w4 : 8w1);
         keys.write(index, vacant ? meta.key : old);
         present.write(index, leftover ? 32w0 : here);
     }
@@ -213,11 +247,11 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
         missing.read(still, index);
         cover.read(seen, index);
         present.read(here, index);
-        bool own = old == meta.key;
-        bool leftover = own && (still | seen) != meta.whole;
+        bool mine = old == meta.key;
+        bool leftover = mine && (still | seen) != meta.whole;
         bool vacant = old == 0 || leftover || meta.now - stamp > meta.stale_time;
-        meta.key_result = own && !leftover ? (vacant ? 8w8 : 8w2) : (vacant ? 8w4 : 8w1);
-        keys.write(index, own && vacant ? 32w0 : old);
+        meta.key_result = mine && !leftover ? (vacant ? 8w8 : 8w2) : (vacant ? 8w4 : 8w1);
+        keys.write(index, mine && vacant ? 32w0 : old);
         present.write(index, leftover ? 32w0 : here);
     }
 
@@ -323,7 +357,10 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
         @atomic {
             l2_forward.apply();
             if (hdr.atp.isValid()) {
-                meta.job = ATP_JOB_ID(hdr.atp.key);
+                meta.job_id = ATP_JOB_ID(hdr.atp.key);
+                place.apply();
+                own.apply();
+                guarded.apply();
                 meta.key = hdr.atp.key;
                 if (hdr.atp.edge_switch_identifier == 1) {
                     meta.own_bit = hdr.atp.bitmap1;
@@ -341,6 +378,8 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
                     meta.ecn = 1;
                 }
             }
+            source.apply();
+            destination.apply();
             if (meta.key == hdr.atp.key) {
                 /* level 1 */
                 meta.whole = meta.full1;
@@ -350,8 +389,9 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
             meta.needed = meta.whole & ~meta.own_bit;
             stale_time.apply();
             gate.apply();
+            refusal.apply();
             /* Packets of no job are counted as job 0. */
-            bit<32> job_index = meta.known == 1 ? (bit<32>)meta.job : 0;
+            bit<32> job_index = meta.known == 1 ? (bit<32>)meta.job_id : 0;
             missing_access.apply();
             present_access.apply();
             cover_access.apply();
@@ -407,7 +447,7 @@ control AtpEgress(inout headers_t hdr, inout meta_t meta, inout standard_metadat
         if (meta.flooded == 1 && standard.egress_port == standard.ingress_port) {
             mark_to_drop(standard);
         } else if (meta.verdict != V_NONE) {
-            bytes_out.count(meta.known == 1 ? (bit<32>)meta.job : 0);
+            bytes_out.count(meta.known == 1 ? (bit<32>)meta.job_id : 0);
         }
         if (meta.out_ == OUT_MULTICAST) {
             if (replica.apply().hit && meta.dst_port != 0) {

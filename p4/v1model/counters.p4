@@ -21,3 +21,5 @@
     @id(0x12000013) counter(256, CounterType.packets) rejected_index;
     @id(0x12000014) counter(256, CounterType.packets) rejected_ack_source;
     @id(0x12000015) counter(256, CounterType.bytes) bytes_in;
+    /* By reason and port: ../include/guard.p4. */
+    @id(0x12000020) counter(4096, CounterType.packets) drops;

@@ -59,7 +59,9 @@ def load() -> Iterator[tuple[str, Fields, Fields]]:
 
 ALL = [vector for vector in load() if "hosts" not in vector[1]]
 GUARDED = [vector for vector in load() if "hosts" in vector[1]]
-"""Vectors of the guard, for switches that see addresses: the BPF programs. Others have no table `host`."""
+"""Vectors of the guard, for switches that see addresses: the BPF programs and the P4 programs."""
+OF_P4 = [vector for vector in [*ALL, *GUARDED] if "p4" not in vector[2]]
+"""Those that P4 programs run; `p4` in a vector says why it is not one."""
 
 
 def values_of(fields: Fields, count: int) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from bmv2.process import Bmv2Process
 from bmv2.thrift import Thrift
 from conformance.switches import PORTS, Aggregator, NetworkNamespace, Packet, VethSwitch, mac_of
 from conformance.switches import run as run_command
+from hosts import drops_of
 from p4runtime_tables import P4RuntimeTables
 from registers import Registers
 
@@ -124,6 +125,9 @@ class Bmv2Switch(P4RuntimeTables, Bmv2Exchange):
         taken_back = ("released", "resend_partials", "stale_takeovers")
         counters = self.controller.counters() if job == 0 else {job: self.counters(job)}
         return sum(c.get("allocated", 0) - sum(c.get(n, 0) for n in taken_back) for c in counters.values())
+
+    def drops(self) -> dict[str, dict[str, int]]:
+        return drops_of(self.controller.drops(), {self.port_number(port): port for port in PORTS})
 
     def send(self, packet: Packet, dst: str, expected: int) -> list[Packet]:
         answers = super().send(packet, dst, expected)

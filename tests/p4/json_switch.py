@@ -27,7 +27,10 @@ from conformance.switches import (
     mac_of,
     payload_of,
 )
+from hosts import drops_of, pieces_of
 from registers import Registers
+
+from atp_switch_agent.entries import HOST_PIECES
 
 PROGRAM = Path(__file__).resolve().parents[2] / "p4" / "build" / "atp.bmv2.json"
 DROP_PORT = 511
@@ -191,8 +194,15 @@ class Program:
                     self.unpack(header, frame[at : at + size], phv)
                     at += size
                 elif op["op"] == "set":
-                    target = op["parameters"][0]["value"]
-                    phv[target[0], target[1]] = self.expression(op["parameters"][1])(phv, ())
+                    target, source = op["parameters"][0]["value"], op["parameters"][1]
+                    if source["type"] == "lookahead":
+                        first, bits = source["value"]
+                        if 8 * (len(frame) - at) < first + bits:
+                            return frame[at:]
+                        number = int.from_bytes(frame[at : at + (first + bits + 7) // 8], "big")
+                        phv[target[0], target[1]] = number >> -(first + bits) % 8 & (1 << bits) - 1
+                    else:
+                        phv[target[0], target[1]] = self.expression(source)(phv, ())
                 else:
                     raise ValueError(f"parser op {op['op']}")
             value = 0
@@ -352,6 +362,20 @@ class JsonSwitch:
     def ps_port(self, job: int, port: str) -> None:
         self.insert("AtpIngress.ps_port", [job, self.port(port)], "AtpIngress.from_ps", [])
 
+    def set_host(
+        self, job: int, host: str, port: str, role: str, bitmap0: int = 0, bitmap1: int = 0, edge: int = 0
+    ) -> None:
+        for table, key, action, params in pieces_of(job, host, self.port(port), role, bitmap0, bitmap1, edge):
+            self.insert(f"AtpIngress.{table}", key, f"AtpIngress.{action}", list(params.values()))
+
+    def delete_host(self, job: int, host: str) -> None:
+        for table in HOST_PIECES:
+            entries = self.program.entries[f"AtpIngress.{table}"]
+            entries[:] = [entry for entry in entries if entry[0][0] != (ip_number(address_of(host)), -1)]
+
+    def drops(self) -> dict[str, dict[str, int]]:
+        return drops_of(self.program.counted["AtpIngress.drops"], {self.port(port): port for port in PORTS})
+
     def set_group(self, group: int, ports: Sequence[str]) -> None:
         self.groups[group] = list(ports)
         for instance, port in enumerate(ports, 1):
@@ -359,7 +383,8 @@ class JsonSwitch:
             self.insert("AtpEgress.replica", [group, self.port(port), instance], "AtpEgress.rewrite", data)
 
     def counters(self, job: int) -> dict[str, int]:
-        return {name.rpartition(".")[2]: c[job] for name, c in self.program.counted.items() if c.get(job)}
+        counted = {name.rpartition(".")[2]: cells for name, cells in self.program.counted.items()}
+        return {name: cells[job] for name, cells in counted.items() if name != "drops" and cells.get(job)}
 
     def register(self, name: str, index: int) -> int:
         return self.program.registers[f"AtpIngress.{name}"].get(index, 0)
@@ -400,7 +425,7 @@ class JsonSwitch:
 
     def send(self, packet: Packet, dst: str, expected: int) -> list[Packet]:
         del expected
-        frames = self.exchange(packet.port, frame_of(packet.payload(), packet.port, dst, packet.ce))
+        frames = self.exchange(packet.port, frame_of(packet.payload(), packet.src or packet.port, dst, packet.ce))
         self.registers.came_by(packet.header)
         for port, frame in frames:
             assert frame[:6] == mac_of(port), "destination MAC"

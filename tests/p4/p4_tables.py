@@ -18,6 +18,7 @@ from pathlib import Path
 from conformance.switches import PORTS, Aggregator, Packet
 
 from atp_api.wire import HEADER_BYTES, VALUES_BASE, Header
+from atp_switch_agent.targets import DROP_REASONS
 
 ROOT = Path(__file__).resolve().parents[2]
 INCLUDE = ROOT / "p4" / "include"
@@ -25,6 +26,8 @@ INT32_MAX = 2**31 - 1
 INT32_MIN = -(2**31)
 LEVEL_BIT = 0x800000
 ANY = (0, 0)
+INCLUDED = ("guard.p4", "gate.p4", "state.p4", "decide.p4", "emit.p4")
+"""Where tables with constant entries are."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,18 @@ class Job:
     regions: list[tuple[int, int]]
 
 
+@dataclass(frozen=True)
+class Host:
+    """Table `host` of the contract; P4 programs have it in pieces (``p4/include/guard.p4``)."""
+
+    job: int
+    port: str
+    server: bool
+    bitmap0: int = 0
+    bitmap1: int = 0
+    edge: int = 0
+
+
 @dataclass
 class State:
     """One aggregator: a word of each register."""
@@ -161,7 +176,7 @@ class TableSwitch:
     max_values = VALUES_BASE
 
     def __init__(self, stale_ns: int, *, two_passes: bool, sticky: bool) -> None:
-        expanded, self.codes = preprocess("gate.p4", "state.p4", "decide.p4", "emit.p4")
+        expanded, self.codes = preprocess(*INCLUDED)
         self.tables = read_tables(expanded)
         self.events = {v: k for k, v in self.codes.items() if k.startswith("V_")}
         self.stale_ns = stale_ns
@@ -172,6 +187,8 @@ class TableSwitch:
         self.admission: set[tuple[int, str, int, int]] = set()
         self.transits: dict[tuple[int, str, int], int] = {}
         self.ps_ports: set[tuple[int, str]] = set()
+        self.hosts: dict[str, Host] = {}
+        self.dropped: dict[str, dict[str, int]] = {}
         self.groups: dict[int, list[str]] = {}
         self.state: dict[int, State] = {}
         self.counted: dict[tuple[int, str], int] = {}
@@ -205,6 +222,14 @@ class TableSwitch:
     def ps_port(self, job: int, port: str) -> None:
         self.ps_ports.add((job, port))
 
+    def set_host(
+        self, job: int, host: str, port: str, role: str, bitmap0: int = 0, bitmap1: int = 0, edge: int = 0
+    ) -> None:
+        self.hosts[host] = Host(job, port, role == "ps", bitmap0, bitmap1, edge)
+
+    def delete_host(self, job: int, host: str) -> None:
+        del self.hosts[host]
+
     def set_group(self, group: int, ports: Sequence[str]) -> None:
         self.groups[group] = list(ports)
 
@@ -215,6 +240,9 @@ class TableSwitch:
 
     def counters(self, job: int) -> dict[str, int]:
         return {name: n for (j, name), n in self.counted.items() if j == job and n}
+
+    def drops(self) -> dict[str, dict[str, int]]:
+        return self.dropped
 
     def aggregator(self, index: int) -> Aggregator:
         s = self.state.get(index, State())
@@ -264,7 +292,9 @@ class TableSwitch:
         meta.bit = h.bitmap1 if level else h.bitmap0
         own_mark = h.ecn
         meta.ecn = int(h.ecn or packet.ce)
-        verdict, _, out, h, values, cover = self.one_pass(h, values, meta, packet.port, not short, whole)
+        columns = self.guard(packet, dst, h, short)
+        verdict, _, out, h, values, cover = self.one_pass(h, values, meta, packet.port, not short, whole, columns)
+        self.count_drop(packet.port, meta.kind, columns[0])
         job = h.job_id if h.job_id in self.jobs and not short else 0
         self.count(verdict, job)
         if meta.ecn and not own_mark and self.events[verdict] in STEP_8:
@@ -286,11 +316,46 @@ class TableSwitch:
         if names[out] == "OUT_MULTICAST" and self.jobs[h.job_id].group:
             return [replace(packet, port=p, header=h, ce=False) for p in self.groups[self.jobs[h.job_id].group]]
         if short or not whole:
-            return [replace(packet, port=dst, ce=False)]
+            return [Packet.parse(dst, payload)]
         return [Packet(dst, h, tuple(values))]
 
+    def guard(self, packet: Packet, dst: str, h: Header, short: bool) -> tuple[int, ...]:
+        """Columns of the guard in `gate`: what its tables say of a packet."""
+        source, to = self.hosts.get(packet.src or packet.port), self.hosts.get(dst)
+        job = 0 if short else h.job_id
+        workers = source is not None and not source.server
+        return (
+            int(source is not None),
+            int(source is not None and source.server),
+            int(to is not None),
+            int(to is not None and to.server),
+            PORTS.index(packet.port) ^ PORTS.index(source.port) if source else 0,
+            job ^ source.job if source else 0,
+            job ^ to.job if to else 0,
+            int(workers and source is not None and h.bitmap1 == source.bitmap1),
+            int(
+                workers and source is not None
+                and (h.bitmap0, h.edge_switch_identifier) == (source.bitmap0, source.edge)
+            ),
+            int(any(host.job == job for host in self.hosts.values())),
+        )  # fmt: skip
+
+    def count_drop(self, port: str, kind: int, from_host: int) -> None:
+        if self.tables["refusal"].apply(kind, from_host)[0] == "count_drop":
+            cells = self.dropped.setdefault(port, {})
+            reason = DROP_REASONS[kind & 7]
+            cells[reason] = cells.get(reason, 0) + 1
+
     def one_pass(
-        self, h: Header, values: list[int], meta: Meta, port: str, atp: bool, whole: bool, second_pass: bool = False
+        self,
+        h: Header,
+        values: list[int],
+        meta: Meta,
+        port: str,
+        atp: bool,
+        whole: bool,
+        guard: tuple[int, ...] = (0,) * 10,
+        second_pass: bool = False,
     ) -> tuple[int, int, int, Header, list[int], int]:
         """Stages 0 to the last. Returns verdict, op, out, header, values, cover."""
         job = self.jobs.get(h.job_id) if atp else None
@@ -325,6 +390,7 @@ class TableSwitch:
             h.bitmap0 & ~full[0],
             h.bitmap1 & ~full[1],
             excess,
+            *guard,
         )
         meta.kind = kind
         s = self.state.setdefault(index, State())

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bmv2.p4runtime import DELETE, INSERT, MODIFY, Controller, Match
-from conformance.switches import address_of, ip_number, mac_of
+from conformance.switches import ROLES, address_of, ip_number, mac_of
+from hosts import pieces_of
+
+from atp_switch_agent.entries import FIELDS, HOST_PIECES
 
 
 class P4RuntimeTables:
@@ -65,6 +68,33 @@ class P4RuntimeTables:
 
     def ps_port(self, job: int, port: str) -> None:
         self.put("ps_port", {"job_id": job, "ingress_port": self.port_number(port)}, "from_ps")
+
+    def set_host(
+        self, job: int, host: str, port: str, role: str, bitmap0: int = 0, bitmap1: int = 0, edge: int = 0
+    ) -> None:
+        """One entry, or its pieces in a P4 program."""
+        number = self.port_number(port)
+        if self.has("host"):
+            place = [number, 0x100 + job, ROLES[role], bitmap0, bitmap1, edge]
+            self.put("host", self.host_key(job, host), "set_host", place)
+            return
+        for table, key, action, params in pieces_of(job, host, number, role, bitmap0, bitmap1, edge):
+            self.put(table, dict(zip(FIELDS[table], key, strict=True)), action, list(params.values()))
+
+    def delete_host(self, job: int, host: str) -> None:
+        if self.has("host"):
+            self.take("host", self.host_key(job, host))
+            return
+        address = ip_number(address_of(host))
+        for table, key in list(self.held):
+            if table in HOST_PIECES and dict(key)["address"] == address:
+                self.take(table, self.held[table, key])
+
+    def host_key(self, job: int, host: str) -> Match:
+        return {"job_id": job, "address": ip_number(address_of(host))}
+
+    def has(self, table: str) -> bool:
+        return any(t.preamble.alias == table for t in self.controller.info.tables)
 
     def set_group(self, group: int, ports: Sequence[str]) -> None:
         self.set_copies(group, [(port, port) for port in ports])

@@ -21,12 +21,14 @@ from conformance.switches import (
     mac_of,
     payload_of,
 )
-from conformance.test_vectors import ALL, STALE_NS, START_MS, prepare
+from conformance.test_vectors import OF_P4, STALE_NS, START_MS, prepare
+from hosts import drops_of, pieces_of
 from p4_tables import COUNTED_BY, SECOND_PASS, preprocess
 from test_races import STEPS, Checked, covered, sum_of
 from test_tables import NOT_STICKY, reason_to_skip
 
 from atp_api.wire import Header
+from atp_switch_agent.entries import HOST_PIECES
 
 CHIPS = {"tofino": (8, 68), "tofino2": (24, 6)}
 """Bytes of port metadata in front of a packet, and the port that loops back."""
@@ -94,6 +96,21 @@ class Pipe:
     def ps_port(self, job: int, port: str) -> None:
         self.insert("AtpIngress.ps_port", [job, self.port(port)], "from_ps")
 
+    def set_host(
+        self, job: int, host: str, port: str, role: str, bitmap0: int = 0, bitmap1: int = 0, edge: int = 0
+    ) -> None:
+        for table, key, action, params in pieces_of(job, host, self.port(port), role, bitmap0, bitmap1, edge):
+            self.insert(f"AtpIngress.{table}", key, action, **params)
+
+    def delete_host(self, job: int, host: str) -> None:
+        address = ip_number(address_of(host))
+        for table in HOST_PIECES:
+            entries = self.program.entries[f"AtpIngress.{table}"]
+            entries[:] = [entry for entry in entries if entry[0][0] != (address, address)]
+
+    def drops(self) -> dict[str, dict[str, int]]:
+        return drops_of(self.program.counted.get("drops", {}), {self.port(port): port for port in PORTS})
+
     def set_group(self, group: int, ports: Sequence[str]) -> None:
         self.groups[group] = list(ports)
         for instance, port in enumerate(ports, 1):
@@ -149,10 +166,8 @@ class Pipe:
     def send(self, packet: Packet, dst: str, expected: int) -> list[Packet]:
         del expected
         payload = packet.payload()
-        out = [
-            Packet.parse(port, payload_of(frame))
-            for port, frame in self.exchange(packet.port, frame_of(payload, packet.port, dst, ce=packet.ce))
-        ]
+        frame = frame_of(payload, packet.src or packet.port, dst, ce=packet.ce)
+        out = [Packet.parse(port, payload_of(data)) for port, data in self.exchange(packet.port, frame)]
         if len(payload) >= 16:
             h = Header.unpack(payload)
             held = self.word("owners", h.aggregator_index)[0]
@@ -214,7 +229,7 @@ class WithoutTimes(Lazily):
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.parametrize(("name", "setup", "vector"), [pytest.param(n, s, v, id=n) for n, s, v in ALL])
+@pytest.mark.parametrize(("name", "setup", "vector"), [pytest.param(n, s, v, id=n) for n, s, v in OF_P4])
 def test_vector(chip: str, name: str, setup: dict[str, Any], vector: dict[str, Any]) -> None:
     reason = reason_to_skip(setup, vector)
     if reason is not None:

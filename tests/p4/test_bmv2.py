@@ -9,14 +9,14 @@ import pytest
 from bmv2.process import reason_not_to_run
 from bmv2_vectors import reason_to_skip, run_on_bmv2
 from conformance.recording import path_of, read
-from conformance.test_vectors import ALL
+from conformance.test_vectors import OF_P4
 from two_levels import SCENARIOS, Bmv2Pair, Scenario, answers_of, path_of_scenario
 
 MISSING = reason_not_to_run()
 pytestmark = [pytest.mark.root, pytest.mark.skipif(MISSING is not None, reason=MISSING or "")]
 
 
-@pytest.mark.parametrize(("name", "setup", "vector"), [pytest.param(n, s, v, id=n) for n, s, v in ALL])
+@pytest.mark.parametrize(("name", "setup", "vector"), [pytest.param(n, s, v, id=n) for n, s, v in OF_P4])
 def test_vector(name: str, setup: dict[str, Any], vector: dict[str, Any]) -> None:
     reason = reason_to_skip(setup, vector)
     if reason is not None:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from bmv2_vectors import compared_with_bmv2
 from conformance.switches import Switch
-from conformance.test_vectors import ALL, STALE_NS
+from conformance.test_vectors import OF_P4, STALE_NS
 from softswitch_p4runtime import P4RuntimeTcSwitch
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(("name", "setup", "vector"), [pytest.param(n, s, v, id=n) for n, s, v in ALL])
+@pytest.mark.parametrize(("name", "setup", "vector"), [pytest.param(n, s, v, id=n) for n, s, v in OF_P4])
 def test_vector(name: str, setup: dict[str, Any], vector: dict[str, Any]) -> None:
     def open_switch() -> Switch:
         return P4RuntimeTcSwitch(setup["aggregators"], setup["values"], STALE_NS)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from conformance.switches import Packet
-from conformance.test_vectors import ALL, STALE_NS, START_MS, Run, prepare
-from p4_tables import TableSwitch, preprocess, read_tables
+from conformance.test_vectors import OF_P4, STALE_NS, START_MS, Run, prepare
+from p4_tables import INCLUDED, TableSwitch, preprocess, read_tables
 
 from atp_api.wire import Header
 
@@ -37,7 +37,7 @@ def reason_to_skip(setup: dict[str, Any], vector: dict[str, Any]) -> str | None:
 
 
 @pytest.mark.parametrize("target", ["bmv2", "tofino"])
-@pytest.mark.parametrize(("name", "setup", "vector"), [pytest.param(n, s, v, id=n) for n, s, v in ALL])
+@pytest.mark.parametrize(("name", "setup", "vector"), [pytest.param(n, s, v, id=n) for n, s, v in OF_P4])
 def test_vector(target: str, name: str, setup: dict[str, Any], vector: dict[str, Any]) -> None:
     reason = reason_to_skip(setup, vector)
     if reason is not None:
@@ -56,9 +56,10 @@ def test_vector(target: str, name: str, setup: dict[str, Any], vector: dict[str,
 
 
 def test_every_entry_is_well_formed() -> None:
-    tables = read_tables(preprocess("gate.p4", "state.p4", "decide.p4", "emit.p4")[0])
+    tables = read_tables(preprocess(*INCLUDED)[0])
     assert set(tables) == {
-        "gate", "missing_access", "present_access", "cover_access", "mark_access", "decision", "emission", "marking",
+        "refusal", "gate", "missing_access", "present_access", "cover_access", "mark_access", "decision", "emission",
+        "marking",
     }  # fmt: skip
 
 
@@ -124,3 +125,17 @@ def test_a_second_pass_of_a_job_that_is_gone_is_dropped() -> None:
 
     switch.between_passes = Deleted("w3", Header(job_id=9), (0,) * 62)
     assert switch.send(gradient(2, 1), "ps", 0) == []
+
+
+def test_workers_behind_one_port_have_bits_of_their_own() -> None:
+    """A port of hardware may be a node's: admission by port is not enough there."""
+    switch = rack_of_three()
+    switch.admit(1, "w0", 0, 2)
+    for host, bit in (("w0", 1), ("r0", 2)):
+        switch.set_host(1, host, "w0", "worker", bit, 1)
+    switch.set_host(1, "ps", "ps", "ps")
+    for host, bit, taken in (("w0", 2, False), ("r0", 1, False), ("w0", 1, True), ("r0", 2, True)):
+        header = Header(job_id=1, sequence=7, bitmap0=bit, bitmap1=1, fan_in_degree0=3)
+        assert switch.send(Packet("w0", header, (1,) * 62, src=host), "ps", 0) == []
+        assert bool(switch.aggregator(0).bitmap & bit) == taken
+    assert switch.drops() == {"w0": {"forged": 2}}

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atp_switch_agent.codec import Codec, PipelineMismatch, bmv2_paths, contract_path, load_p4info, mismatch
-from atp_switch_agent.entries import CONGESTION, ECN, FIELDS, GROUP, L2, OPTIONAL, STALE, Entry, Key
+from atp_switch_agent.entries import CONGESTION, ECN, FIELDS, GROUP, HOST, L2, STALE, Entry, Key
 from atp_switch_agent.forwarding import BROADCAST, FLOOD_GROUP, Forwarding, Tuning, diff, managed, plan
 from atp_switch_agent.planner import Op, without_room
 from atp_switch_agent.targets import EVENTS, recognise
@@ -244,7 +244,7 @@ def test_jobs_that_have_a_place_keep_it(needs: dict[int, int], size: int, seated
 
 
 def test_sizes_come_from_the_p4info() -> None:
-    assert set(BMV2.table_sizes) == set(FIELDS) - OPTIONAL
+    assert set(BMV2.table_sizes) == set(FIELDS) - {HOST}
     assert BMV2.table_sizes["job"] == 255
     p4info = text_format.Parse(contract_path().read_text(), p4i.P4Info())
     assert isinstance(Codec(p4info).config(), p4r.ForwardingPipelineConfig)
