@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generate the wire constants and header layout of every language from ``wire.toml``.
+"""Generate what crosses languages: wire constants and header layout (``wire.toml``), counters (``counters.toml``).
 
 Usage: ``python proto/generate.py [--check]``. With ``--check`` nothing is written and the exit code is 1
 when a generated file differs from what the source says.
@@ -14,6 +14,9 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import counters
+import p4_sources
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "proto" / "wire.toml"
@@ -195,6 +198,8 @@ def targets() -> dict[Path, str]:
         ROOT / "proto/atp_api/wire.py": python_module(constants, fields),
         ROOT / "softswitch/include/atp_wire.h": c_header(constants, fields),
         ROOT / "native/atp-proto/src/wire.rs": rust_module(constants, fields),
+        **counters.targets(),
+        **p4_sources.targets(),
     }
 
 

@@ -6,6 +6,8 @@
 #ifndef ATP_CODES_P4
 #define ATP_CODES_P4
 
+#include "events.p4"
+
 /* A field of an entry that does not count. */
 #define ANY _
 
@@ -44,41 +46,6 @@
 /* Dropped by the guard; refused by steps 3 to 6. The low three bits tell the eight apart, see `drops`. */
 #define K_GUARDED K_SOURCE &&& 0xFC
 #define K_REFUSED K_LENGTH &&& 0xFC
-
-/* What the switch did: the event that is counted, and the reason of the header edits. Fits 5 bits. */
-#define V_NONE 0
-#define V_ALLOCATED 1       /* aggregator free, taken */
-#define V_TAKEOVER 2        /* aggregator stale, taken */
-#define V_ALLOCATED_DONE 3  /* the same with a fan-in of 1: complete at once */
-#define V_TAKEOVER_DONE 4
-#define V_ADDED 5
-#define V_COMPLETED 6
-#define V_COLLISION 7
-#define V_DUPLICATE 8
-#define V_REEMITTED 9
-#define V_RESEND_PASSED 10
-#define V_RESEND_STALE 11   /* own aggregator stale: freed, the resend passes */
-#define V_PARTIAL 12        /* partial sum goes out, aggregator released */
-#define V_PARTIAL_ADDED 13  /* the same after adding the worker */
-#define V_PARTIAL_DONE 14   /* the same, and that made the sum complete */
-#define V_RELEASED 15       /* ACK that released an aggregator */
-#define V_ACK 16            /* ACK that found nothing to release */
-#define V_SHORT 17
-#define V_UNKNOWN 18
-#define V_RAW 19
-#define V_LENGTH 20
-#define V_ACK_SOURCE 21
-#define V_INDEX 22
-#define V_BIT 23
-#define V_TRANSIT 24
-#define V_RELEASED_ONE 30   /* the same for an ACK that is not replicated */
-#define V_ACK_ONE 31
-/* Second pass, which bmv2 does not need. */
-#define V_SECOND 25         /* second halves fetched, aggregator kept */
-#define V_SECOND_FREED 26   /* second halves fetched, aggregator released */
-#define V_SECOND_TORN 27    /* more workers since the first pass: released and dropped, as if lost on the wire */
-#define V_SECOND_LOST 28    /* another owner since the first pass: dropped */
-#define V_SECOND_STALE 29   /* own, but stale by now: freed and dropped */
 
 /* What happens to the values of the aggregator. */
 #define OP_NONE 0

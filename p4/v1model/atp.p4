@@ -198,6 +198,8 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
     bit<8> old_mark;
 
 #include "counters.p4"
+    /* By reason and port: ../include/guard.p4. */
+    @id(0x12000020) counter(4096, CounterType.packets) drops;
 
     action count_drop() {
         drops.count((bit<32>)meta.kind << 9 & 0xE00 | (bit<32>)standard.ingress_port);
@@ -414,6 +416,9 @@ control AtpIngress(inout headers_t hdr, inout meta_t meta, inout standard_metada
                 present.write(index, 0);
             }
 #include "count.p4"
+            if (meta.verdict != V_NONE) {
+                bytes_in.count(job_index);
+            }
             if (meta.out_ == OUT_DROP) {
                 mark_to_drop(standard);
             } else if (meta.out_ == OUT_MULTICAST && meta.group != 0) {

@@ -12,68 +12,12 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from atp_sidecar.assignment import Assignment
+from atp_sidecar.counters import ENDPOINT
 
 __all__ = ["CONTENT_TYPE", "SidecarMetrics"]
 
 # Metric, key in the transport's snapshot, help.
-_COUNTERS = (
-    (
-        "atp_gradient_packets_total",
-        "gradient_packets",
-        "Gradient packets: sent by a worker, received by a parameter server.",
-    ),
-    (
-        "atp_ack_packets_total",
-        "ack_packets",
-        "ACK packets: received by a worker, sent by a parameter server.",
-    ),
-    (
-        "atp_aggregated_packets_total",
-        "aggregated_packets",
-        "Gradient packets of this job that a switch aggregated.",
-    ),
-    (
-        "atp_host_summed_packets_total",
-        "host_summed_packets",
-        "Gradient packets that the parameter server summed.",
-    ),
-    ("atp_retransmits_total", "retransmits", "Packets sent again."),
-    ("atp_timeouts_total", "timeouts", "Retransmission timeouts."),
-    ("atp_ecn_marks_total", "ecn_marks", "Packets that carried a congestion mark."),
-    ("atp_collisions_total", "collisions", "Packets whose aggregator belonged to somebody else."),
-    (
-        "atp_raw_float_corrections_total",
-        "raw_float_corrections",
-        "Sequences summed as raw floats (overflow, NaN, Inf).",
-    ),
-    ("atp_bytes_sent_total", "bytes_sent", "Bytes sent (UDP payload)."),
-    ("atp_bytes_received_total", "bytes_received", "Bytes received (UDP payload)."),
-    ("atp_duplicates_total", "duplicates", "Packets whose content was already known."),
-    ("atp_reanswers_total", "reanswers", "Packets of answered sequences that were answered again."),
-    (
-        "atp_values_rounded_to_zero_total",
-        "values_rounded_to_zero",
-        "Values other than 0 that became 0 at the scale in use.",
-    ),
-    (
-        "atp_values_out_of_range_total",
-        "values_out_of_range",
-        "Finite values that were too large for the scale in use, and travelled as raw floats.",
-    ),
-    ("atp_values_not_finite_total", "values_not_finite", "NaN and Inf."),
-    (
-        "atp_inline_operations_total",
-        "inline_operations",
-        "Small parts of operations that travelled in their announcement.",
-    ),
-    (
-        "atp_parts_granted_total",
-        "parts_granted",
-        "Parts of operations that the coordinator let go ahead.",
-    ),
-    ("atp_control_packets_total", "control_packets", "Packets of the control channel."),
-    ("atp_control_retransmits_total", "control_retransmits", "Packets of the control channel that were sent again."),
-)
+_COUNTERS = tuple((each.metric, each.name, each.doc) for each in ENDPOINT if each.metric)
 _REJECTIONS = ("stranger", "job", "length", "sequence", "tag")
 _GAUGES = (
     ("atp_window_packets", "window", "Congestion window in packets."),

@@ -13,6 +13,8 @@ from typing import Protocol, TypeVar
 
 from finsy.proto import p4i
 
+from atp_api.counters import SWITCH
+
 from .entries import ACTIONS, FIELDS, GUARDED, HOST_PIECES, OPTIONAL
 
 SOFTWARE_TARGETS = frozenset({"software-bpf", "software-relay"})
@@ -25,32 +27,8 @@ _TARGET_OF_ARCH: Mapping[str, str] = {"v1model": "bmv2", "tna": "tofino", "t2na"
 # Every P4 program of the project has 62 values (31 pairs); the software switch tells its own profiles.
 _HARDWARE_VALUES = (62,)
 
-# Tofino counts events, one array by event and job, because 22 arrays do not fit beside the values. These are the events
-# of p4/include/codes.p4 (V_ codes) that make each counter of the contract; bmv2 does the same in p4/v1model/count.p4.
-EVENTS: Mapping[str, tuple[int, ...]] = {
-    "allocated": (1, 2, 3, 4),
-    "aggregated": (1, 2, 3, 4, 5, 6, 13, 14),
-    "completed": (3, 4, 6, 14),
-    "collisions": (7,),
-    "duplicates": (8,),
-    "reemitted": (9,),
-    # A second pass that finds its own aggregator stale frees it (29).
-    "stale_takeovers": (2, 4, 11, 29),
-    # The second pass releases what a resend carries out (26, or 27 if workers came in between): counted there, so that
-    # occupancy stays exact when packets cross.
-    "resend_partials": (26, 27),
-    "resend_passed": (10, 11),
-    "released": (15, 30),
-    "acks": (15, 16),
-    "passed_raw_float": (19,),
-    "passed_transit": (24,),
-    "passed_unknown_job": (18,),
-    "rejected_short": (17,),
-    "rejected_length": (20,),
-    "rejected_bit": (23,),
-    "rejected_index": (22,),
-    "rejected_ack_source": (21,),
-}
+EVENTS: Mapping[str, tuple[int, ...]] = {each.name: each.tna for each in SWITCH if each.tna}
+"""Counter -> the events that make it on a Tofino, which counts those, in one array by event and job."""
 EVENT_CODES = 32
 EVENT_SHIFT = 8
 """A cell of the array is event << 8 | job ID."""

@@ -116,7 +116,7 @@ def test_a_program_without_device_configuration_cannot_be_pushed() -> None:
 def test_events_are_counted_as_bmv2_counts_them() -> None:
     codes = {
         name: int(number)
-        for name, number in re.findall(r"#define (V_\w+) (\d+)", (P4 / "include" / "codes.p4").read_text())
+        for name, number in re.findall(r"#define (V_\w+) (\d+)", (P4 / "include" / "events.p4").read_text())
     }
     counted: dict[str, set[int]] = {}
     source = (P4 / "v1model" / "count.p4").read_text()

@@ -11,6 +11,7 @@ pub mod config;
 pub mod congestion;
 pub mod control;
 pub mod coordinator;
+pub mod counters;
 pub mod coverage;
 pub mod failure;
 pub mod fixed;
