@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generate what crosses languages: wire constants and header layout (``wire.toml``), counters (``counters.toml``).
+"""Generate what crosses languages: wire constants and header layout (``wire.toml``), counters (``counters.toml``),
+reasons (``reasons.toml``).
 
 Usage: ``python proto/generate.py [--check]``. With ``--check`` nothing is written and the exit code is 1
 when a generated file differs from what the source says.
@@ -17,6 +18,7 @@ from typing import Any
 
 import counters
 import p4_sources
+import reasons
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "proto" / "wire.toml"
@@ -200,6 +202,7 @@ def targets() -> dict[Path, str]:
         ROOT / "native/atp-proto/src/wire.rs": rust_module(constants, fields),
         **counters.targets(),
         **p4_sources.targets(),
+        **reasons.targets(),
     }
 
 

@@ -17,6 +17,8 @@ import grpc
 from finsy.proto import p4r, p4r_grpc, rpc_status
 from google.protobuf import struct_pb2
 
+from atp_api import reasons
+
 from .codec import Codec, contract_path, describe, mismatch
 from .entries import GROUP, JOB, REPLICA, Entry, Key, state
 from .forwarding import FLOOD_GROUP
@@ -71,7 +73,7 @@ class Refusal:
     entry: Entry
     code: int
     message: str
-    reason: str = "SwitchRefused"
+    reason: str = reasons.SWITCH_REFUSED
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ class Driver:
         self._stub: p4r_grpc.P4RuntimeAsyncStub | None = None
         self._no_registers = -1
         self._written: dict[Key, Entry] = {}
-        self.link = Link(False, False, "SwitchUnreachable", f"no connection to {address} yet")
+        self.link = Link(False, False, reasons.SWITCH_UNREACHABLE, f"no connection to {address} yet")
 
     @property
     def codec(self) -> Codec | None:
@@ -139,7 +141,7 @@ class Driver:
 
     def _pipeline(self) -> Codec:
         if self._codec is None:
-            raise SwitchLost("PipelineMissing", "the agent knows no pipeline of this switch yet")
+            raise SwitchLost(reasons.PIPELINE_MISSING, "the agent knows no pipeline of this switch yet")
         return self._codec
 
     # -- the stream --------------------------------------------------------------------------------
@@ -184,13 +186,13 @@ class Driver:
         text = f"P4Runtime server {self._address}: {explain(error)}"
         code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
         if code == grpc.StatusCode.NOT_FOUND:
-            return "DeviceNotFound", f"{text}; give the agent the --device-id of the switch"
+            return reasons.DEVICE_NOT_FOUND, f"{text}; give the agent the --device-id of the switch"
         if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS):
-            return "NotMaster", (
+            return reasons.NOT_MASTER, (
                 f"{text}; the switch does not take the bid with election ID {self._election_id}: is there another "
                 "agent of this switch with the same --election-id?"
             )
-        return "SwitchUnreachable", f"{text}; trying again"
+        return reasons.SWITCH_UNREACHABLE, f"{text}; trying again"
 
     async def _follow(self, channel: grpc.aio.Channel) -> None:
         stub: p4r_grpc.P4RuntimeAsyncStub = p4r_grpc.P4RuntimeStub(channel)
@@ -203,7 +205,7 @@ class Driver:
                     await self._send_bid(stream)
         finally:
             stream.cancel()
-        self._lost("SwitchUnreachable", f"P4Runtime server {self._address} closed the stream; trying again")
+        self._lost(reasons.SWITCH_UNREACHABLE, f"P4Runtime server {self._address} closed the stream; trying again")
 
     async def _send_bid(self, stream: grpc.aio.StreamStreamCall[Any, Any]) -> None:
         request = p4r.StreamMessageRequest()
@@ -231,14 +233,14 @@ class Driver:
         elif code == NOT_FOUND:
             # Nobody is primary: the one who outbid this agent is gone.
             self._election_id = max(highest, self._election_id)
-            self._set(Link(True, False, "NotMaster", "the switch has no primary; bidding", self.link.session))
+            self._set(Link(True, False, reasons.NOT_MASTER, "the switch has no primary; bidding", self.link.session))
             return True
         else:
             self._set(
                 Link(
                     True,
                     False,
-                    "NotMaster",
+                    reasons.NOT_MASTER,
                     f"another controller, election ID {highest}, is primary of this switch; "
                     f"this agent ({self._election_id}) waits for it to leave",
                     self.link.session,
@@ -250,7 +252,7 @@ class Driver:
 
     def _ready(self, *, primary: bool) -> p4r_grpc.P4RuntimeAsyncStub:
         if self._stub is None or (primary and not self.link.primary):
-            raise SwitchLost(self.link.reason or "SwitchUnreachable", self.link.message)
+            raise SwitchLost(self.link.reason or reasons.SWITCH_UNREACHABLE, self.link.message)
         return self._stub
 
     @staticmethod
@@ -260,9 +262,9 @@ class Driver:
             grpc.StatusCode.DEADLINE_EXCEEDED,
             grpc.StatusCode.CANCELLED,
         ):
-            raise SwitchLost("SwitchUnreachable", explain(error)) from error
+            raise SwitchLost(reasons.SWITCH_UNREACHABLE, explain(error)) from error
         if error.code() == grpc.StatusCode.PERMISSION_DENIED:
-            raise SwitchLost("NotMaster", explain(error)) from error
+            raise SwitchLost(reasons.NOT_MASTER, explain(error)) from error
 
     async def facts(self) -> Facts:
         """What the switch can hold, if its server says so in Capabilities.experimental; other servers say nothing."""
@@ -293,7 +295,7 @@ class Driver:
         or PipelineRefused (the switch failed to load it).
         """
         if self._problem:
-            raise SwitchLost("PipelineMismatch", self._problem)
+            raise SwitchLost(reasons.PIPELINE_MISMATCH, self._problem)
         running = await self._running(p4r.GetForwardingPipelineConfigRequest.COOKIE_ONLY)
         cookie = running.cookie.cookie if running is not None and running.HasField("cookie") else None
         wanted = self._given
@@ -312,14 +314,14 @@ class Driver:
                 return False
             if wrong and not self._replace:
                 raise SwitchLost(
-                    "PipelineMismatch",
+                    reasons.PIPELINE_MISMATCH,
                     f"the switch runs pipeline {describe(running.p4info)}, which is not that of ATP "
                     f"({'; '.join(wrong[:3])}): load the ATP program, or start the agent with --replace-pipeline if "
                     "the other one may go",
                 )
         if wanted is None:
             raise SwitchLost(
-                "PipelineMissing",
+                reasons.PIPELINE_MISSING,
                 "the switch runs no ATP pipeline and the agent has none for it: start the agent with --target bmv2, "
                 "or with --p4info and --device-config of the program compiled for the switch",
             )
@@ -337,7 +339,7 @@ class Driver:
             if error.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND):
                 return None
             self._raise(error)
-            raise SwitchLost("PipelineUnknown", explain(error)) from error
+            raise SwitchLost(reasons.PIPELINE_UNKNOWN, explain(error)) from error
         return reply.config
 
     def _adopt(self, running: p4r.ForwardingPipelineConfig) -> None:
@@ -346,14 +348,14 @@ class Driver:
         try:
             self._codec = Codec(running.p4info, cookie=running.cookie.cookie)
         except ValueError as error:
-            raise SwitchLost("PipelineMismatch", str(error)) from error
+            raise SwitchLost(reasons.PIPELINE_MISMATCH, str(error)) from error
         self._adopted = True
         log.info("pipeline adopted", extra={"pipeline": self._codec.name, "target": self._codec.target.name})
 
     async def _push(self, wanted: Codec) -> None:
         if wanted.device_config is None:
             raise SwitchLost(
-                "PipelineMismatch",
+                reasons.PIPELINE_MISMATCH,
                 f"the switch does not run pipeline {wanted.name}, and the agent cannot load it without a "
                 "--device-config: load it by the means of the switch, or give the file",
             )
@@ -370,9 +372,10 @@ class Driver:
             text = f"the switch refuses pipeline {wanted.name}: {explain(error)}"
             if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
                 raise SwitchLost(
-                    "PipelineMismatch", f"{text}; give the agent --p4info and --device-config of this switch's program"
+                    reasons.PIPELINE_MISMATCH,
+                    f"{text}; give the agent --p4info and --device-config of this switch's program",
                 ) from error
-            raise SwitchLost("PipelineRefused", text) from error
+            raise SwitchLost(reasons.PIPELINE_REFUSED, text) from error
         self._codec = wanted
         self._written.clear()
         log.info("pipeline pushed", extra={"pipeline": wanted.name, "target": wanted.target.name})
@@ -469,7 +472,7 @@ class Driver:
                 found += reply.entities
         except grpc.aio.AioRpcError as error:
             self._raise(error)
-            raise SwitchLost("ReadFailed", explain(error)) from error
+            raise SwitchLost(reasons.READ_FAILED, explain(error)) from error
         return found
 
     async def counters(self, job_ids: Iterable[int]) -> dict[int, dict[str, int]]:
@@ -504,7 +507,7 @@ class Driver:
         try:
             return await self._read(cells)
         except SwitchLost as error:
-            if error.reason != "ReadFailed":
+            if error.reason != reasons.READ_FAILED:
                 raise
             self._no_registers = self.link.session
             return None
@@ -526,10 +529,10 @@ class Driver:
 def _reason(error: p4r.Error) -> str:
     """Reason of a refused update."""
     if error.canonical_code == RESOURCE_EXHAUSTED:
-        return "SwitchFull"
+        return reasons.SWITCH_FULL
     if error.space == _SPACE and error.code == _NO_SUCH_PORT:
-        return "PortNotFound"
-    return "SwitchRefused"
+        return reasons.PORT_NOT_FOUND
+    return reasons.SWITCH_REFUSED
 
 
 def _number(told: struct_pb2.Struct, name: str) -> int:

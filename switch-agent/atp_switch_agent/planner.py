@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from atp_api import wire
+from atp_api import reasons, wire
 from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api
 
 from .entries import (
@@ -224,26 +224,26 @@ def plan_job(job: api.Job, ports: Callable[[EndpointKey], Port], limits: Limits)
     if limits.values and job.values not in limits.values:
         offered = ", ".join(map(str, limits.values))
         raise CannotHold(
-            "ValuesUnsupported",
+            reasons.VALUES_UNSUPPORTED,
             f"{job.values} values a packet; this switch aggregates {offered}: set valuesPerPacket to one of them",
         )
     if len(job.regions) > REGIONS_MAX:
-        raise CannotHold("TooManyRegions", f"{len(job.regions)} regions; a switch takes {REGIONS_MAX} a job")
+        raise CannotHold(reasons.TOO_MANY_REGIONS, f"{len(job.regions)} regions; a switch takes {REGIONS_MAX} a job")
     for region in job.regions:
         if limits.aggregators and region.start + region.size > limits.aggregators:
             raise CannotHold(
-                "RegionOutsideSwitch",
+                reasons.REGION_OUTSIDE_SWITCH,
                 f"region {region.start}+{region.size}; the switch has {limits.aggregators} aggregators",
             )
     if job.multicast_group > limits.multicast_groups:
-        raise CannotHold("SwitchFull", f"the switch has {limits.multicast_groups} multicast groups")
+        raise CannotHold(reasons.SWITCH_FULL, f"the switch has {limits.multicast_groups} multicast groups")
     if len(job.members) + len(job.racks) > REPLICAS_MAX:
-        raise CannotHold("FanInExceeded", f"an ACK would need more than {REPLICAS_MAX} copies at one switch")
+        raise CannotHold(reasons.FAN_IN_EXCEEDED, f"an ACK would need more than {REPLICAS_MAX} copies at one switch")
     for key in endpoints(job):
         number = ports(key).number
         if number >> limits.port_bits:
             raise CannotHold(
-                "PortNotFound",
+                reasons.PORT_NOT_FOUND,
                 f"port {number} of {key.address} does not exist: ports of this switch are numbers of "
                 f"{limits.port_bits} bits; correct it in the ATPSwitch or in the agent's port file",
             )
@@ -499,7 +499,7 @@ def without_room(
             size = sizes.get(table, 0)
             if size and used.get(table, 0) + count > size:
                 refused[job] = CannotHold(
-                    "SwitchFull",
+                    reasons.SWITCH_FULL,
                     f"table {table} of the switch holds {size} entries, {size - used.get(table, 0)} are free, the job "
                     f"needs {count}: it runs HostOnly, or wait until another job of this switch ends",
                 )

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from atp_api import reasons
 from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api
 
 from . import __version__
@@ -103,7 +104,7 @@ class Reconciler:
         self._outcomes: dict[int, _Outcome] = {}
         self._in_sync = False
         self._checked_session = 0
-        self._reason, self._message = "NoDesiredState", "the operator has sent no desired state yet"
+        self._reason, self._message = reasons.NO_DESIRED_STATE, "the operator has sent no desired state yet"
         self._wake = asyncio.Event()
         self._passes_wanted = 0
         self._passes_done = 0
@@ -179,11 +180,11 @@ class Reconciler:
         if not link.primary:
             unknown = _Outcome(_PENDING, link.reason, link.message)
         elif self._checked_session != link.session:
-            unknown = _Outcome(_PENDING, "Programming", "the agent looks at what the switch holds")
+            unknown = _Outcome(_PENDING, reasons.PROGRAMMING, "the agent looks at what the switch holds")
         if unknown:
             state.in_sync, state.reason, state.message = False, unknown.reason, unknown.message
         for job in self._desired.jobs if self._desired else ():
-            outcome = self._outcomes.get(job.job_id, _Outcome(_PENDING, "Programming", "not programmed yet"))
+            outcome = self._outcomes.get(job.job_id, _Outcome(_PENDING, reasons.PROGRAMMING, "not programmed yet"))
             outcome = unknown or outcome
             state.jobs.add(
                 job_id=job.job_id,
@@ -192,7 +193,9 @@ class Reconciler:
                 state=outcome.state,
                 reason=outcome.reason,
                 message=outcome.message,
+                advice=reasons.ADVICE.get(outcome.reason, ""),
             )
+        state.advice = reasons.ADVICE.get(state.reason, "")
         return state
 
     async def apply(self, desired: api.DesiredState) -> api.ObservedState:
@@ -328,7 +331,7 @@ class Reconciler:
         if desired is None:
             await self._forward(codec)
             self._in_sync = False
-            self._reason, self._message = "NoDesiredState", "the operator has sent no desired state yet"
+            self._reason, self._message = reasons.NO_DESIRED_STATE, "the operator has sent no desired state yet"
             return
         outcomes: dict[int, _Outcome] = {}
         plans, guards = await self._plan(desired, outcomes)
@@ -359,7 +362,9 @@ class Reconciler:
             rounds -= 1
             if rounds < 0:
                 entry = changes.batches[0][0].entry
-                raise SwitchLost("NotConverging", f"the switch does not keep what is written, for example {entry.key}")
+                raise SwitchLost(
+                    reasons.NOT_CONVERGING, f"the switch does not keep what is written, for example {entry.key}"
+                )
             refused = await self._execute(changes)
             before, now = now, await self.driver.read()
             if not refused:
@@ -371,7 +376,7 @@ class Reconciler:
                 unguarded(uid, _Outcome(_FAILED, refusal.reason, refusal.message))
             if not blamed and not bad:
                 first = refused[0]
-                raise SwitchLost("SwitchRefused", f"{first.entry.key}: {first.message}")
+                raise SwitchLost(reasons.SWITCH_REFUSED, f"{first.entry.key}: {first.message}")
             for job_id, outcome in blamed.items():
                 outcomes[job_id] = outcome
                 plans.pop(job_id, None)
@@ -382,9 +387,9 @@ class Reconciler:
         self._outcomes = outcomes
         self._in_sync, self._reason, self._message = _summary(desired, outcomes)
         if self._in_sync and trouble:
-            self._in_sync, self._reason, self._message = False, "ForwardingRefused", trouble
+            self._in_sync, self._reason, self._message = False, reasons.FORWARDING_REFUSED, trouble
         if self._in_sync and exposed:
-            self._in_sync, self._reason, self._message = False, "HostsUnguarded", exposed
+            self._in_sync, self._reason, self._message = False, reasons.HOSTS_UNGUARDED, exposed
 
     async def _forward(self, codec: Codec) -> str:
         """Tables for ordinary traffic and the program's numbers, where the switch has them; what the switch refuses.
@@ -433,11 +438,11 @@ class Reconciler:
             missing = ports.missing(needed)
             wrong = [answer.message for answer in missing if answer.wrong]
             if wrong:
-                outcomes[job.job_id] = _Outcome(_FAILED, "PortNotFound", "; ".join(wrong[:3]))
+                outcomes[job.job_id] = _Outcome(_FAILED, reasons.PORT_NOT_FOUND, "; ".join(wrong[:3]))
                 continue
             if missing:
                 text = "; ".join(answer.message for answer in missing[:3])
-                outcomes[job.job_id] = _Outcome(_PENDING, "PortUnresolved", text)
+                outcomes[job.job_id] = _Outcome(_PENDING, reasons.PORT_UNRESOLVED, text)
                 continue
             try:
                 plans[job.job_id] = plan_job(job, ports, self.facts.limits)

@@ -434,14 +434,17 @@ class JobStatus(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    ADVICE_FIELD_NUMBER: _builtins.int
     job_id: _builtins.int
     epoch: _builtins.int
     uid: _builtins.str
     state: Global___JobStatus.State.ValueType
     reason: _builtins.str
-    """CamelCase, for conditions: PortUnresolved, SwitchFull, SwitchUnreachable, NotMaster..."""
+    """CamelCase, of proto/reasons.toml, for conditions"""
     message: _builtins.str
-    """what happened and what to do"""
+    """what happened"""
+    advice: _builtins.str
+    """what an admin can do, in the agent's words; empty: nothing"""
     def __init__(
         self,
         *,
@@ -451,10 +454,11 @@ class JobStatus(_message.Message):
         state: Global___JobStatus.State.ValueType = ...,
         reason: _builtins.str = ...,
         message: _builtins.str = ...,
+        advice: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "job_id", b"job_id", "message", b"message", "reason", b"reason", "state", b"state", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "epoch", b"epoch", "job_id", b"job_id", "message", b"message", "reason", b"reason", "state", b"state", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -471,6 +475,7 @@ class ObservedState(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     JOBS_FIELD_NUMBER: _builtins.int
+    ADVICE_FIELD_NUMBER: _builtins.int
     switch_name: _builtins.str
     generation: _builtins.int
     """last desired state accepted"""
@@ -480,6 +485,8 @@ class ObservedState(_message.Message):
     """the switch holds exactly the desired state"""
     reason: _builtins.str
     message: _builtins.str
+    advice: _builtins.str
+    """as in JobStatus"""
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobStatus]: ...
     def __init__(
@@ -492,10 +499,11 @@ class ObservedState(_message.Message):
         reason: _builtins.str = ...,
         message: _builtins.str = ...,
         jobs: _abc.Iterable[Global___JobStatus] | None = ...,
+        advice: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["connected", b"connected", "generation", b"generation", "in_sync", b"in_sync", "jobs", b"jobs", "message", b"message", "reason", b"reason", "switch_name", b"switch_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "connected", b"connected", "generation", b"generation", "in_sync", b"in_sync", "jobs", b"jobs", "message", b"message", "reason", b"reason", "switch_name", b"switch_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
