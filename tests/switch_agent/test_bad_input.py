@@ -17,6 +17,7 @@ from finsy.proto import p4i, p4r, p4r_grpc
 from google.protobuf import text_format
 from switch_agent.switches import Switch
 
+from atp_api.reasons import TRANSIENT
 from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api
 from atp_api.switchagent.v1alpha1 import switchagent_pb2_grpc as api_grpc
 from atp_switch_agent.codec import bmv2_paths, contract_path
@@ -70,6 +71,8 @@ class Operator:
         while (told := self.observed()).reason != reason:
             assert time.monotonic() < deadline, (told, self.process.lines[-3:])
             time.sleep(0.05)
+        for each in (told, *told.jobs):
+            assert bool(each.advice) == bool(each.reason and each.reason not in TRANSIENT), each
         return told
 
     def states(self, told: api.ObservedState) -> dict[int, tuple[int, str]]:
