@@ -150,12 +150,12 @@ class Table:
 
     @cached_property
     def hash_bits(self) -> list[tuple[int, int, str]]:
-        """Bits of the identity hash and what they are of."""
+        """Bits of the identity hash and what they are of. Hashes are combined by xor: a 0 leaves bits to others."""
         out = []
         for crossbar in self.actions_node.all("input_xbar"):
             for bits in (c for h in crossbar.all(r"hash \d+") for c in h.children):
                 low, _, high = bits.key.partition("..")
-                if "random" not in bits.value:
+                if "random" not in bits.value and bits.value != "0":
                     out.append((int(low), int(high or low), bits.value))
         return out
 
