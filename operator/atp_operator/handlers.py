@@ -82,7 +82,7 @@ def register(
 
     def feed(kind: str) -> Callable[..., Any]:
         async def handler(event: Any, **_: Any) -> None:
-            controller.seen(kind, event["type"], event["object"])
+            controller.caches.seen(kind, event["type"], event["object"])
 
         return handler
 
