@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from . import reasons
 from .caches import Caches
 from .events import Recorder
 from .fair import Backoff
@@ -119,6 +120,6 @@ class PodMaker:
         self._failures.fail(job.uid, message, time.time())
         if self.errors.get(job.uid) != message:
             log.warning("ATPJob %s: %s", job.key, message)
-            await self._events.tell("ATPJob", job.raw, Event("Warning", "PodCreateFailed", message))
+            await self._events.tell("ATPJob", job.raw, Event("Warning", reasons.POD_CREATE_FAILED, message))
             self.errors[job.uid] = message
             self._changed()  # the next plan puts it into the status

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .. import ROLE_PARAMETER_SERVER
+from .. import ROLE_PARAMETER_SERVER, conditions, reasons
 from ..model import Pod
 from .counters import count_packets
 from .network import release
@@ -17,13 +17,13 @@ def end(plan: JobPlan, phase: str, reason: str, message: str, pods: Sequence[Pod
     count_packets(plan, world, final=True)
     plan.now_is(phase, reason, message)
     plan.status.completion_time = world.now
-    plan.condition("Complete" if phase == "Succeeded" else "Failed", True, reason, message, world.now)
-    plan.condition("PodsReady", False, "Finished", "the job has ended", world.now)
-    if plan.status.condition("SwitchProgrammed"):
+    plan.condition(conditions.COMPLETE if phase == "Succeeded" else conditions.FAILED, True, reason, message, world.now)
+    plan.condition(conditions.PODS_READY, False, reasons.FINISHED, "the job has ended", world.now)
+    if plan.status.condition(conditions.SWITCH_PROGRAMMED):
         plan.condition(
-            "SwitchProgrammed",
+            conditions.SWITCH_PROGRAMMED,
             False,
-            "Finished",
+            reasons.FINISHED,
             "the job has ended; the switches release it",
             world.now,
         )

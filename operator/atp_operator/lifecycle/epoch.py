@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .. import reasons
 from ..model import Pod
 from .counters import count_packets
 from .ending import end
@@ -25,13 +26,15 @@ def advance(plan: JobPlan, pods: Sequence[Pod], world: World) -> None:
     plan.delete_pods += live(stale)
 
     if status.phase == "Running" and status.succeeded == job.spec.workers:
-        end(plan, "Succeeded", "AllWorkersSucceeded", f"all workers succeeded ({job.spec.workers})", pods, world)
+        end(
+            plan, "Succeeded", reasons.ALL_WORKERS_SUCCEEDED, f"all workers succeeded ({job.spec.workers})", pods, world
+        )
         return
     deadline = (status.start_time or world.now) + job.spec.deadline if job.spec.deadline else None
     if deadline is not None and status.start_time is not None:
         if world.now >= deadline:
             text = f"ran longer than spec.activeDeadlineSeconds ({job.spec.deadline} s)"
-            end(plan, "Failed", "DeadlineExceeded", text, pods, world)
+            end(plan, "Failed", reasons.DEADLINE_EXCEEDED, text, pods, world)
             return
         plan.wake(deadline)
     failure = find_failure(job, status, current)
@@ -47,7 +50,7 @@ def advance(plan: JobPlan, pods: Sequence[Pod], world: World) -> None:
     if status.placement is None and stale:
         # A trainer of the old epoch that still runs would meet those of the new one, and break them.
         text = f"epoch {status.epoch} begins when the last {len(stale)} pods of the one before have ended"
-        plan.now_is("Admitted", "WaitingForOldPods", text)
+        plan.now_is("Admitted", reasons.WAITING_FOR_OLD_PODS, text)
         return
     if status.placement is None:
         gather(plan, current, {p.name for p in pods} - set(current), world)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from .. import ROLE_PARAMETER_SERVER, ROLE_WORKER
+from .. import ROLE_PARAMETER_SERVER, ROLE_WORKER, conditions, reasons
 from ..allocation import Refusal, addend_limit
 from ..model import Placement, Pod
 from ..pods import wanted_objects
@@ -24,7 +24,7 @@ def gather(plan: JobPlan, current: Mapping[str, Pod], leaving: set[str], world: 
     wanted = wanted_objects(job)
     missing = [w for w in wanted if w.kind == "Service" or (w.name not in current and w.name not in leaving)]
     if job.problems and any(w.kind == "Pod" for w in missing):
-        end(plan, "Failed", "InvalidSpec", "; ".join(job.problems), list(current.values()), world)
+        end(plan, "Failed", reasons.INVALID_SPEC, "; ".join(job.problems), list(current.values()), world)
         return
     plan.create += missing
     total = sum(w.kind == "Pod" for w in wanted)
@@ -33,26 +33,26 @@ def gather(plan: JobPlan, current: Mapping[str, Pod], leaving: set[str], world: 
         trouble = sorted((p.name, *p.trouble) for p in current.values() if p.trouble)
         began = max(status.epoch_time or now, status.not_before or 0.0)
         if job.uid in world.create_errors:
-            reason, message = "PodCreateFailed", world.create_errors[job.uid]
+            reason, message = reasons.POD_CREATE_FAILED, world.create_errors[job.uid]
         elif trouble:
             name, reason, text = trouble[0]
             message = f"{len(here)} of {total} pods are there; pod {name}: {text}"
         else:
             reason, message = (
-                "WaitingForPods",
+                reasons.WAITING_FOR_PODS,
                 f"{len(here)} of {total} pods have an address and a running sidecar",
             )
         if now >= began + world.limits.start_timeout:
             restart(
                 plan,
-                "PodsNotReady",
+                reasons.PODS_NOT_READY,
                 f"{message} after {world.limits.start_timeout:.0f} s",
                 list(current.values()),
                 world,
             )
             return
         plan.now_is("Starting", reason, message)
-        plan.condition("PodsReady", False, reason, message, now)
+        plan.condition(conditions.PODS_READY, False, reason, message, now)
         plan.wake(began + world.limits.start_timeout)
         return
 
@@ -60,9 +60,9 @@ def gather(plan: JobPlan, current: Mapping[str, Pod], leaving: set[str], world: 
         plan.wake(now + 1.0)
         return
     plan.condition(
-        "PodsReady",
+        conditions.PODS_READY,
         True,
-        "AllPodsReady",
+        reasons.ALL_PODS_READY,
         f"all {total} pods have an address and a running sidecar",
         now,
     )
@@ -73,7 +73,7 @@ def gather(plan: JobPlan, current: Mapping[str, Pod], leaving: set[str], world: 
         to_host_only(plan, refusal, world)
     status.placement = placement
     status.placed_time = now
-    plan.now_is("Starting", "Placed", "all pods are there")
+    plan.now_is("Starting", reasons.PLACED, "all pods are there")
     plan.wake(now)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from atp_api import wire
 
+from .. import conditions, reasons
 from ..allocation import Allocation, Refusal
 from ..conditions import drop_condition
 from ..model import HOST_ONLY_JOB_ID, SCALE_AUTO, Job, JobStatus, Region, Switch
@@ -43,32 +44,32 @@ def choose_network(job: Job, world: World, *, patient: bool) -> Network | Refusa
     unknown = [name for name in job.spec.switches if name not in world.switches]
     if unknown:
         return Refusal(
-            "UnknownSwitch",
+            reasons.UNKNOWN_SWITCH,
             f"spec.switches names {', '.join(unknown)}, which does not exist; there are: "
             f"{', '.join(sorted(world.switches)) or 'none at all'}. Create it or change the list",
         )
     allowed = job.spec.switches or tuple(sorted(world.switches))
     silent = unasked(job, world)
     if silent:
-        return Refusal("WaitingForSwitch", f"waits for a first word from switch {', '.join(silent)}")
+        return Refusal(reasons.WAITING_FOR_SWITCH, f"waits for a first word from switch {', '.join(silent)}")
     usable = [name for name in allowed if world.switches[name].usable]
     away = [name for name in allowed if name not in usable]
     if away and patient and (job.spec.switches or not usable):
         since = max(job.created, *(world.switches[name].view.since for name in away))
         if world.now < since + world.limits.switch_wait:
             return Refusal(
-                "WaitingForSwitch", f"waits for switch {', '.join(away)}: {_why_away(world.switches[away[0]])}"
+                reasons.WAITING_FOR_SWITCH, f"waits for switch {', '.join(away)}: {_why_away(world.switches[away[0]])}"
             )
     if not allowed and patient and world.now < job.created + min(world.limits.switch_wait, 10.0):
-        return Refusal("WaitingForSwitch", "there is no ATPSwitch yet; the job starts without one soon")
+        return Refusal(reasons.WAITING_FOR_SWITCH, "there is no ATPSwitch yet; the job starts without one soon")
     if not usable:
         text = "; ".join(f"{name}: {_why_away(world.switches[name])}" for name in allowed) or "there is no ATPSwitch"
-        return no_switch(job, Refusal("NoUsableSwitch", text))
+        return no_switch(job, Refusal(reasons.NO_USABLE_SWITCH, text))
 
     most = sum(min(wire.FAN_IN_MAX, c.fan_in_max) for n in usable if (c := world.switches[n].capacity))
     if job.spec.workers > most:
         return Refusal(
-            "FanInExceeded",
+            reasons.FAN_IN_EXCEEDED,
             f"{job.spec.workers} workers need a fan-in of {job.spec.workers}: {most} is what "
             f"{'switch' if len(usable) == 1 else 'switches'} {', '.join(usable)} can do (32 a rack); use more "
             f"switches, fewer workers, or mode HostOnly",
@@ -130,7 +131,7 @@ def take(plan: JobPlan, network: Network, world: World, epoch: int) -> None:
             network.mode == "Reserved",
             plan.job.spec.request,
         )
-    for kind in ("PodsReady", "SwitchProgrammed", "NetworkAggregation"):
+    for kind in (conditions.PODS_READY, conditions.SWITCH_PROGRAMMED, conditions.NETWORK_AGGREGATION):
         drop_condition(status.conditions, kind)
 
 
@@ -158,5 +159,5 @@ def scale_text(job: Job) -> str:
 def fell_back(plan: JobPlan, refusal: Refusal, now: float) -> None:
     """Say that the job asked for switches and runs without."""
     text = f"the parameter server sums everything: {refusal.message}"
-    plan.condition("NetworkAggregation", False, refusal.reason, text, now)
-    plan.tell("Warning", "HostOnly", f"runs HostOnly, {text}")
+    plan.condition(conditions.NETWORK_AGGREGATION, False, refusal.reason, text, now)
+    plan.tell("Warning", reasons.HOST_ONLY, f"runs HostOnly, {text}")

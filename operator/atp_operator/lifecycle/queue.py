@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
+from .. import conditions, reasons
 from ..conditions import STALLED, drop_condition
 from .network import Network, choose_network, fell_back, scale_text, take
 from .plan import JobPlan, World
 
 SHAPED = frozenset(
     {
-        "QuotaExceeded",
-        "AggregatorsExhausted",
-        "JobIDsExhausted",
-        "NoCommonRange",
-        "ValuesUnsupported",
-        "FanInExceeded",
+        reasons.QUOTA_EXCEEDED,
+        reasons.AGGREGATORS_EXHAUSTED,
+        reasons.JOB_IDS_EXHAUSTED,
+        reasons.NO_COMMON_RANGE,
+        reasons.VALUES_UNSUPPORTED,
+        reasons.FAN_IN_EXCEEDED,
     }
 )
 """Refusals that every job of the same namespace and the same wants gets: within a plan, room only becomes less."""
@@ -39,7 +40,7 @@ def admit(plan: JobPlan, world: World) -> bool:
     """
     job, now = plan.job, world.now
     if job.problems:
-        _pending(plan, "InvalidSpec", "; ".join(job.problems), now)
+        _pending(plan, reasons.INVALID_SPEC, "; ".join(job.problems), now)
         return False
     spec = job.spec
     shape = (job.namespace, spec.workers, spec.mode, spec.switches, spec.request, spec.floor, spec.values)
@@ -48,7 +49,9 @@ def admit(plan: JobPlan, world: World) -> bool:
         choice = choose_network(job, world, patient=True)
         if isinstance(choice, Network) and not job.finalized:
             plan.add_finalizer = True
-            _pending(plan, "Admitting", "there is room: admitted once the object carries the operator's finalizer", now)
+            _pending(
+                plan, reasons.ADMITTING, "there is room: admitted once the object carries the operator's finalizer", now
+            )
             plan.wake(now)
             return True
         if isinstance(choice, Network):
@@ -56,16 +59,16 @@ def admit(plan: JobPlan, world: World) -> bool:
             plan.status.admitted_time, plan.status.scale = now, scale_text(job)
             drop_condition(plan.status.conditions, STALLED)
             where = f"on {', '.join(choice.switches)}" if choice.switches else "without a switch"
-            plan.now_is("Admitted", "Admitted", f"admitted in mode {plan.status.mode} {where}")
-            plan.condition("Admitted", True, "Admitted", plan.status.message, now)
-            plan.tell("Normal", "Admitted", plan.status.message)
+            plan.now_is("Admitted", reasons.ADMITTED, f"admitted in mode {plan.status.mode} {where}")
+            plan.condition(conditions.ADMITTED, True, reasons.ADMITTED, plan.status.message, now)
+            plan.tell("Normal", reasons.ADMITTED, plan.status.message)
             if choice.fallback:
                 fell_back(plan, choice.fallback, now)
             world.quotas.admit(job)
             plan.wake(now)
             return True
         refusal = choice
-        if refusal.reason == "WaitingForSwitch":
+        if refusal.reason == reasons.WAITING_FOR_SWITCH:
             plan.wake(now + 1.0)
     if refusal.reason in SHAPED:
         world.refused[shape] = refusal
@@ -75,13 +78,13 @@ def admit(plan: JobPlan, world: World) -> bool:
 
 def put_off(plan: JobPlan, world: World) -> None:
     """A job that has its turn in one of the next plans: each lets in a few, of all namespaces in turn."""
-    if plan.status.reason in ("", "Resumed"):
-        _pending(plan, "Queued", "waits for its turn", world.now)
+    if plan.status.reason in ("", reasons.RESUMED):
+        _pending(plan, reasons.QUEUED, "waits for its turn", world.now)
     plan.wake(world.now)
 
 
 def _pending(plan: JobPlan, reason: str, message: str, now: float) -> None:
     if plan.status.reason != reason:
-        plan.tell("Warning" if reason in ("InvalidSpec", "UnknownSwitch") else "Normal", reason, message)
+        plan.tell("Warning" if reason in (reasons.INVALID_SPEC, reasons.UNKNOWN_SWITCH) else "Normal", reason, message)
     plan.now_is("Pending", reason, message)
-    plan.condition("Admitted", False, reason, message, now)
+    plan.condition(conditions.ADMITTED, False, reason, message, now)

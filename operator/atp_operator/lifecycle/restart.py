@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .. import ROLE_PARAMETER_SERVER, ROLE_WORKER
+from .. import ROLE_PARAMETER_SERVER, ROLE_WORKER, reasons
 from ..allocation import Refusal
 from ..model import Job, JobStatus, Pod
 from ..pods import server_name, worker_name
@@ -18,19 +18,19 @@ def find_failure(job: Job, status: JobStatus, current: Mapping[str, Pod]) -> tup
     """(reason, message) of what ended this epoch early, or None."""
     for pod in sorted(current.values(), key=lambda p: (p.role, p.rank)):
         if pod.phase == "Failed":
-            kind = "WorkerFailed" if pod.role == ROLE_WORKER else "ParameterServerFailed"
+            kind = reasons.WORKER_FAILED if pod.role == ROLE_WORKER else reasons.PARAMETER_SERVER_FAILED
             return kind, f"pod {pod.name}: {pod.failure}"
         if pod.role == ROLE_PARAMETER_SERVER and pod.phase == "Succeeded":
-            return "ParameterServerFailed", f"pod {pod.name} ended before the workers"
+            return reasons.PARAMETER_SERVER_FAILED, f"pod {pod.name} ended before the workers"
         if pod.phase == "Succeeded" and status.placement is None:
-            return "WorkerFailed", f"pod {pod.name} ended before training began"
+            return reasons.WORKER_FAILED, f"pod {pod.name} ended before training began"
     if status.placement is not None:
         expected = [(worker_name(job.name, s.rank), s.pod_uid) for s in status.placement.seats]
         expected += [(server_name(job.name, s.shard), s.pod_uid) for s in status.placement.servers]
         for name, uid in expected:
             found = current.get(name)
             if found is None or found.uid != uid:
-                return "PodLost", f"pod {name} is gone (deleted, evicted or replaced)"
+                return reasons.POD_LOST, f"pod {name} is gone (deleted, evicted or replaced)"
     return None
 
 
@@ -39,7 +39,7 @@ def restart(plan: JobPlan, reason: str, message: str, pods: Sequence[Pod], world
     job, status = plan.job, plan.status
     if status.retries >= job.spec.backoff_limit:
         text = f"{message}; {status.retries} of {job.spec.backoff_limit} restarts used (spec.backoffLimit)"
-        end(plan, "Failed", "BackoffLimitExceeded" if job.spec.backoff_limit else reason, text, pods, world)
+        end(plan, "Failed", reasons.BACKOFF_LIMIT_EXCEEDED if job.spec.backoff_limit else reason, text, pods, world)
         return
     old = status.epoch
     retries = status.retries + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .. import ANNOTATION_ASSIGNMENT, ANNOTATION_REFRESH, desired
+from .. import ANNOTATION_ASSIGNMENT, ANNOTATION_REFRESH, conditions, desired, reasons
 from ..model import Job, Pod
 from .plan import ENDED, JobPlan, World
 from .switches import trains
@@ -17,10 +17,12 @@ def watch_pods(plan: JobPlan, current: Mapping[str, Pod], world: World) -> None:
     if troubles:
         name, reason, text = troubles[0]
         message = f"pod {name}: {text}"
-        plan.condition("PodsReady", False, reason, message, world.now)
+        plan.condition(conditions.PODS_READY, False, reason, message, world.now)
         plan.now_is("Running", reason, message)
-    elif (before := plan.status.condition("PodsReady")) and before["status"] == "False":
-        plan.condition("PodsReady", True, "AllPodsReady", "no container waits to start any more", world.now)
+    elif (before := plan.status.condition(conditions.PODS_READY)) and before["status"] == "False":
+        plan.condition(
+            conditions.PODS_READY, True, reasons.ALL_PODS_READY, "no container waits to start any more", world.now
+        )
         trains(plan)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .. import ROLE_WORKER
-from ..conditions import PLAN_FAILED, STALLED, STATUS_REJECTED, WRITE_FAILED, drop_condition
+from .. import ROLE_WORKER, conditions, reasons
+from ..conditions import STALLED, drop_condition
 from ..model import TERMINAL_PHASES, Job, Pod
 from .ending import finished
 from .epoch import advance
@@ -20,7 +20,7 @@ def step(job: Job, pods: Sequence[Pod], world: World) -> JobPlan:
     status = plan.status
     status.observed_generation = job.generation
     stalled = status.condition(STALLED)
-    if stalled and stalled["reason"] in (WRITE_FAILED, PLAN_FAILED):
+    if stalled and stalled["reason"] in (reasons.WRITE_FAILED, reasons.PLAN_FAILED):
         drop_condition(status.conditions, STALLED)
     if job.distrust and job.deleting is None:
         _begin_again(plan, pods, world)
@@ -35,7 +35,7 @@ def step(job: Job, pods: Sequence[Pod], world: World) -> JobPlan:
     elif job.spec.suspend:
         _suspend(plan, pods, world)
     elif status.phase == "Suspended":
-        plan.now_is("Pending", "Resumed", "waits in the queue again")
+        plan.now_is("Pending", reasons.RESUMED, "waits in the queue again")
     elif status.admitted:
         advance(plan, pods, world)
     return plan
@@ -53,10 +53,10 @@ def _begin_again(plan: JobPlan, pods: Sequence[Pod], world: World) -> None:
     text = (
         f"{job.distrust}: only the operator writes an ATPJob's status. The job gives everything back and begins again"
     )
-    plan.now_is("Pending", STATUS_REJECTED, text)
-    plan.condition(STALLED, True, STATUS_REJECTED, text, world.now)
-    plan.condition("Admitted", False, STATUS_REJECTED, text, world.now)
-    plan.tell("Warning", STATUS_REJECTED, text)
+    plan.now_is("Pending", reasons.STATUS_REJECTED, text)
+    plan.condition(STALLED, True, reasons.STATUS_REJECTED, text, world.now)
+    plan.condition(conditions.ADMITTED, False, reasons.STATUS_REJECTED, text, world.now)
+    plan.tell("Warning", reasons.STATUS_REJECTED, text)
     plan.wake(world.now)
 
 
@@ -95,8 +95,8 @@ def _suspend(plan: JobPlan, pods: Sequence[Pod], world: World) -> None:
     release(plan, world)
     forget_epoch(plan.status)
     plan.status.admitted_time = plan.status.scale = None
-    plan.now_is("Suspended", "Suspended", "spec.suspend is true: pods are deleted, switches and quota given back")
-    plan.condition("Admitted", False, "Suspended", plan.status.message, world.now)
-    for kind in ("PodsReady", "SwitchProgrammed", "NetworkAggregation"):
+    plan.now_is("Suspended", reasons.SUSPENDED, "spec.suspend is true: pods are deleted, switches and quota given back")
+    plan.condition(conditions.ADMITTED, False, reasons.SUSPENDED, plan.status.message, world.now)
+    for kind in (conditions.PODS_READY, conditions.SWITCH_PROGRAMMED, conditions.NETWORK_AGGREGATION):
         drop_condition(plan.status.conditions, kind)
-    plan.tell("Normal", "Suspended", plan.status.message)
+    plan.tell("Normal", reasons.SUSPENDED, plan.status.message)

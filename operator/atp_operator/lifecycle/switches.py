@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from .. import conditions, reasons
 from ..allocation import Refusal
 from ..conditions import drop_condition
 from ..model import HOST_ONLY_JOB_ID, SCALE_AUTO, parse_time
@@ -18,21 +19,25 @@ def switch_trouble(plan: JobPlan, world: World) -> tuple[Refusal | None, bool]:
     for name in status.placement.switches:
         switch = world.switches.get(name)
         if switch is None:
-            return Refusal("SwitchDeleted", f"ATPSwitch {name} was deleted"), False
+            return Refusal(reasons.SWITCH_DELETED, f"ATPSwitch {name} was deleted"), False
         if not switch.view.known:
-            return Refusal("SwitchUnknown", f"switch {name}: its agent was not asked yet"), False
-        if switch.fault and switch.fault[0] != "NoCapacity":
-            reason = "SwitchUnreachable" if not switch.view.reachable else switch.fault[0]
+            return Refusal(reasons.SWITCH_UNKNOWN, f"switch {name}: its agent was not asked yet"), False
+        if switch.fault and switch.fault[0] != reasons.NO_CAPACITY:
+            reason = reasons.SWITCH_UNREACHABLE if not switch.view.reachable else switch.fault[0]
             return Refusal(reason, f"switch {name}: {switch.fault[1]}"), False
         report = switch.view.jobs.get(job.uid)
         if report is None or report.epoch != status.epoch or report.job_id != status.job_id:
             if switch.view.refused:
-                return Refusal("AgentRefused", f"switch {name}: the agent refused: {switch.view.refused}"), True
-            return Refusal("NotProgrammed", f"switch {name} does not hold this epoch yet"), False
+                return Refusal(reasons.AGENT_REFUSED, f"switch {name}: the agent refused: {switch.view.refused}"), True
+            return Refusal(reasons.NOT_PROGRAMMED, f"switch {name} does not hold this epoch yet"), False
         if report.state == "FAILED":
-            return Refusal(report.reason or "AgentRefused", f"switch {name}: {report.message or report.reason}"), True
+            return Refusal(
+                report.reason or reasons.AGENT_REFUSED, f"switch {name}: {report.message or report.reason}"
+            ), True
         if report.state != "PROGRAMMED":
-            return Refusal(report.reason or "NotProgrammed", f"switch {name}: {report.message or report.reason}"), False
+            return Refusal(
+                report.reason or reasons.NOT_PROGRAMMED, f"switch {name}: {report.message or report.reason}"
+            ), False
     return None, False
 
 
@@ -56,31 +61,33 @@ def open_gate(plan: JobPlan, world: World) -> None:
         trouble, final = switch_trouble(plan, world)
         if trouble is not None:
             until = (status.placed_time or now) + world.limits.switch_wait
-            if trouble.reason == "SwitchUnknown":
+            if trouble.reason == reasons.SWITCH_UNKNOWN:
                 until = now + 1.0
             if not final and now < until:
                 plan.now_is("Starting", trouble.reason, trouble.message)
-                plan.condition("SwitchProgrammed", False, trouble.reason, trouble.message, now)
+                plan.condition(conditions.SWITCH_PROGRAMMED, False, trouble.reason, trouble.message, now)
                 plan.wake(until)
                 return
             to_host_only(plan, trouble, world)
         else:
             names = ", ".join(status.placement.switches)
             plan.condition(
-                "SwitchProgrammed",
+                conditions.SWITCH_PROGRAMMED,
                 True,
-                "Programmed",
+                reasons.PROGRAMMED,
                 f"switches {names} hold job ID {status.job_id}",
                 now,
             )
-            plan.condition("NetworkAggregation", True, "Aggregating", aggregating_text(plan, names), now)
+            plan.condition(
+                conditions.NETWORK_AGGREGATION, True, reasons.AGGREGATING, aggregating_text(plan, names), now
+            )
     elif plan.job.spec.mode == "HostOnly":
-        plan.condition("NetworkAggregation", False, "HostOnlyRequested", "spec.mode is HostOnly", now)
+        plan.condition(conditions.NETWORK_AGGREGATION, False, reasons.HOST_ONLY_REQUESTED, "spec.mode is HostOnly", now)
     status.start_time = status.start_time or now
     trains(plan)
     plan.tell(
         "Normal",
-        "GateOpen",
+        reasons.GATE_OPEN,
         f"epoch {status.epoch}: job ID {status.job_id}, mode {status.mode}, training begins",
     )
 
@@ -91,22 +98,26 @@ def watch_network(plan: JobPlan, world: World) -> None:
     if status.placement is None or not status.placement.switches:
         return
     trouble, _ = switch_trouble(plan, world)
-    if trouble is not None and trouble.reason == "SwitchUnknown":
+    if trouble is not None and trouble.reason == reasons.SWITCH_UNKNOWN:
         return
-    before = status.condition("SwitchProgrammed")
+    before = status.condition(conditions.SWITCH_PROGRAMMED)
     names = ", ".join(status.placement.switches)
     if trouble is None:
-        plan.condition("SwitchProgrammed", True, "Programmed", f"switches {names} hold job ID {status.job_id}", now)
+        plan.condition(
+            conditions.SWITCH_PROGRAMMED, True, reasons.PROGRAMMED, f"switches {names} hold job ID {status.job_id}", now
+        )
         if status.mode == "HostOnly":
             status.mode, status.revision = plan.job.spec.mode, status.revision + 1
-            plan.condition("NetworkAggregation", True, "Aggregating", aggregating_text(plan, names), now)
-            plan.tell("Normal", "Aggregating", f"switches {names} are back")
+            plan.condition(
+                conditions.NETWORK_AGGREGATION, True, reasons.AGGREGATING, aggregating_text(plan, names), now
+            )
+            plan.tell("Normal", reasons.AGGREGATING, f"switches {names} are back")
             trains(plan)
         return
-    plan.condition("SwitchProgrammed", False, trouble.reason, trouble.message, now)
+    plan.condition(conditions.SWITCH_PROGRAMMED, False, trouble.reason, trouble.message, now)
     if status.mode == "HostOnly":
         return
-    entry = status.condition("SwitchProgrammed")
+    entry = status.condition(conditions.SWITCH_PROGRAMMED)
     assert entry is not None
     since = now if before is None or before["status"] != "False" else parse_time(entry["lastTransitionTime"]) or now
     if now < since + world.limits.switch_loss:
@@ -126,16 +137,16 @@ def to_host_only(plan: JobPlan, refusal: Refusal, world: World) -> None:
         seats = [Located(s.rank, s.node, s.address, s.pod_uid) for s in status.placement.seats]
         servers = [Located(s.shard, s.node, s.address, s.pod_uid) for s in status.placement.servers]
         status.placement = host_only(seats, servers)
-    drop_condition(status.conditions, "SwitchProgrammed")
+    drop_condition(status.conditions, conditions.SWITCH_PROGRAMMED)
     fell_back(plan, refusal, world.now)
 
 
 def trains(plan: JobPlan) -> None:
     """Running; the reason of a job that wanted switches and has none is what keeps them from it."""
     status = plan.status
-    network = status.condition("NetworkAggregation") or {}
+    network = status.condition(conditions.NETWORK_AGGREGATION) or {}
     text = f"epoch {status.epoch} trains in mode {status.mode}"
     if status.mode == "HostOnly" and plan.job.spec.mode != "HostOnly" and network.get("status") == "False":
         plan.now_is("Running", network["reason"], f"{text}: {network['message']}")
     else:
-        plan.now_is("Running", "GateOpen", text)
+        plan.now_is("Running", reasons.GATE_OPEN, text)

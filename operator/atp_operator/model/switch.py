@@ -9,6 +9,7 @@ from typing import Any
 
 from atp_api import wire
 
+from .. import reasons
 from .status import JOB_ID_LAST
 from .types import Object, parse_time
 
@@ -127,21 +128,21 @@ class Switch:
         """(reason, message) of what keeps every job from this switch, as its agent said it; None when it serves."""
         view = self.view
         if not view.known:
-            return "Connecting", f"the agent at {self.address} was not asked yet"
+            return reasons.CONNECTING, f"the agent at {self.address} was not asked yet"
         if not view.reachable:
             return (
-                "AgentUnreachable",
+                reasons.AGENT_UNREACHABLE,
                 f"the agent at {self.address} does not answer ({view.error or 'no connection'})",
             )
         if not view.connected:
             return (
-                view.reason or "SwitchUnreachable",
+                view.reason or reasons.SWITCH_UNREACHABLE,
                 view.message or "the agent has no connection to the switch",
             )
         if of_pipeline(view.reason) and not view.in_sync:
             return view.reason, view.message or "the switch does not run the P4 program of its agent"
         if self.capacity is None:
-            return "NoCapacity", "the agent told no capacity"
+            return reasons.NO_CAPACITY, "the agent told no capacity"
         return None
 
     @property
