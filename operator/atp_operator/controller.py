@@ -42,6 +42,8 @@ PASS_SECONDS = 1.0
 """After so long a pass begins with no further job, except with those whose holdings change."""
 FAILED_SECONDS = (1.0, 300.0)
 """Pause after a job's object failed: the first, and the longest."""
+STUCK_SECONDS = 120.0
+"""So long may the loop stand still before the health check says so: above what one call of the API server may take."""
 BUSY_SECONDS = 15.0
 """The longest pause when the API server did not say that it is the object's fault."""
 
@@ -65,7 +67,7 @@ class Controller:
         self._sessions = AgentSessions(settings, self.wake, self.intruders.seen)
         self._wake = asyncio.Event()
         self._listed_at = -RELIST_SECONDS
-        self._passed_at = time.monotonic()
+        self._moved_at = time.monotonic()
         self._turn = 0
         self._failures = Backoff(*FAILED_SECONDS)  # by ATPJob uid, Unix seconds
         self._missed: set[str] = set()  # UIDs of jobs for which something went wrong in this pass
@@ -92,8 +94,12 @@ class Controller:
 
     def problem(self) -> str:
         """What is wrong with this replica, for the health check; empty when nothing is."""
-        stuck = time.monotonic() - self._passed_at
-        return f"no pass for {stuck:.0f} s" if stuck > 120 else ""
+        stuck = time.monotonic() - self._moved_at
+        return f"the loop has not moved for {stuck:.0f} s" if stuck > STUCK_SECONDS else ""
+
+    def _moved(self) -> None:
+        """The loop got further. A pass may be long, with many objects to write: it is well while it goes on."""
+        self._moved_at = time.monotonic()
 
     # --- the loop --------------------------------------------------------------------------------------------------
 
@@ -111,7 +117,8 @@ class Controller:
                 except TimeoutError:
                     pass
                 self._wake.clear()
-                self._passed_at = time.monotonic()
+                began = time.monotonic()
+                self._moved()
                 for task in (election, *watches):
                     if task.done():
                         task.result()
@@ -136,7 +143,7 @@ class Controller:
                         log.exception("pass failed")
                     self._listed_at = -RELIST_SECONDS
                     wait = 0.2 if conflict else 2.0
-                took = time.monotonic() - self._passed_at
+                took = time.monotonic() - began
         finally:
             self._sessions.stop()
             for task in (election, *watches):
@@ -162,7 +169,7 @@ class Controller:
     async def _pass(self) -> float | None:
         """One look at everything; when to look again, Unix seconds, or None."""
         if time.monotonic() - self._listed_at > RELIST_SECONDS:
-            await self.caches.list_all()
+            await self.caches.list_all(self._moved)
             self._listed_at = time.monotonic()
         if self.settings.manage_software_switches:
             await manage(self.kube, self.caches, self.settings)
@@ -172,14 +179,17 @@ class Controller:
         snapshot = self.snapshot(now)
         # In a thread: webhooks and probes are answered meanwhile.
         plan = await asyncio.to_thread(plan_cluster, snapshot, self.settings.sidecar, self.settings.limits, now)
+        self._moved()
         # Order matters for a crash in between: first who holds what, then that the job has it, then the switches.
         for name, status in plan.switch_statuses.items():
             raw = snapshot.switches[name].raw
             await self._applier.write_status("switches", "atpswitches", raw, status)
             for event in plan.switch_events[name]:
                 await self._events.tell("ATPSwitch", raw, event)
+            self._moved()
         for quota in snapshot.quotas:
             await self._applier.write_status("quotas", "atptenantquotas", quota.raw, plan.quota_statuses[quota.name])
+            self._moved()
         end = time.monotonic() + PASS_SECONDS
         self._missed.clear()
         await self._in_turn([p for p in plan.jobs if p.moves], self._applier.write, math.inf)
@@ -226,6 +236,7 @@ class Controller:
                     if not isinstance(error, FAILURES):
                         log.exception("ATPJob %s", plan.job.key)
                     await self._failed(plan, error)
+                self._moved()
 
         results = await asyncio.gather(*(work() for _ in range(min(AT_ONCE, len(queue)))), return_exceptions=True)
         for result in results:

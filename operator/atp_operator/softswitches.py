@@ -50,7 +50,9 @@ def discover(
                 "nodes": [node],
                 "agent": {"address": f"{status['hostIP']}:{agent_port}", "serverName": agent_server_name},
             }
-    create, update, delete = {}, {}, {}
+    create: dict[str, Object] = {}
+    update: dict[str, Object] = {}
+    delete: dict[str, str] = {}
     for node, spec in wanted.items():
         name = f"software-{node}"
         old = switches.get(name)
@@ -72,7 +74,7 @@ def discover(
 
 
 def _managed(switch: Object) -> bool:
-    return (switch["metadata"].get("labels") or {}).get(LABEL_MANAGED_BY) == "operator"
+    return bool((switch["metadata"].get("labels") or {}).get(LABEL_MANAGED_BY) == "operator")
 
 
 async def manage(kube: Kube, caches: Caches, settings: Settings) -> None:

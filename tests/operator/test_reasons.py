@@ -10,7 +10,17 @@ from pathlib import Path
 from atp_operator import conditions, reasons
 
 SOURCE = Path(reasons.__file__).parent
-SAID_BY = {"tell": 1, "condition": 2, "now_is": 1, "put": 2, "Refusal": 0, "Event": 1, "hold_back": 2, "end": 2}
+SAID_BY = {
+    "tell": 1,
+    "condition": 2,
+    "now_is": 1,
+    "put": 2,
+    "Refusal": 0,
+    "Event": 1,
+    "hold_back": 2,
+    "end": 2,
+    "restart": 1,
+}
 """By call: which argument is the reason."""
 
 
