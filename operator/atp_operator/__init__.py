@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operator of ATP on Kubernetes.
 
-Pure planning (`allocation`, `topology`, `quota`, `claims`, `lifecycle`, `planning`, `desired`, `pods`, `injection`,
-`validation`, `sizes`, `intake`, `admission`, `fair`) knows neither clock, socket nor cluster: it maps objects and a
-time to objects. The edges (`handlers` for kopf, `kube`, `watching`, `agent`, `leader`, `controller`, `webhook`) feed
-it and carry out what it says. Nothing is remembered outside the cluster's objects.
+Pure planning knows neither clock, socket nor cluster: it maps objects and a time to objects. `model` reads them,
+`planning` plans all of them with what they share (`allocation`, `quota`, `topology`, `claims`), `lifecycle` steps one
+job, `desired` says what switches and sidecars are told, `pods` and `injection` what is made, `intake`, `validation`,
+`sizes` and `admission` what is let in. The edges feed it and carry out what it says: `handlers` (kopf), `watching` and
+`caches` on the way in, `controller` in the middle, `apply`, `creation`, `events`, `sessions` and `softswitches` on the
+way out, `webhook` and `leader` beside them. Nothing is remembered outside the cluster's objects.
 """
 
 GROUP = "atp.dev"

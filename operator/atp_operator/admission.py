@@ -248,7 +248,11 @@ def for_kopf(size: int, request: Mapping[str, Any]) -> bool:
 
 
 def kopf_review(name: str, request: Mapping[str, Any]) -> Object:
-    """The review as kopf wants it. The URL says what it is about, and no answer rests on who asks."""
+    """The review as kopf wants it. The URL says what it is about, and no answer rests on who asks.
+
+    It is always told of a CREATE, of an object that may never be: kopf keeps a note for each UID of an update, and
+    anybody who reaches the port can send UIDs. Our checks look at the old object, not at the operation.
+    """
     group, version, plural = RESOURCES[name]
     old = request.get("oldObject")
     return {
@@ -256,7 +260,7 @@ def kopf_review(name: str, request: Mapping[str, Any]) -> Object:
         "kind": "AdmissionReview",
         "request": {
             "uid": request["uid"],
-            "operation": "CREATE" if old is None else "UPDATE",
+            "operation": "CREATE",
             "resource": {"group": group, "version": version, "resource": plural},
             "userInfo": {},
             "object": request["object"],

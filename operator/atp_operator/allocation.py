@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from atp_api import wire
 
+from . import reasons
 from .model import JOB_ID_LAST, Job, Region, Switch
 
 INT32_MAX = 2**31 - 1
@@ -172,7 +173,7 @@ class Ledger:
             offered = set(ledger.switch.capacity.values) if ledger.switch.capacity else set()
             if values is not None and values not in offered:
                 return Refusal(
-                    "ValuesUnsupported",
+                    reasons.VALUES_UNSUPPORTED,
                     f"spec.valuesPerPacket is {values}, but switch {ledger.switch.name} aggregates "
                     f"{', '.join(map(str, sorted(offered))) or 'nothing'} values per packet",
                 )
@@ -181,7 +182,7 @@ class Ledger:
             return values
         if not common:
             names = ", ".join(ledger.switch.name for ledger in ledgers)
-            return Refusal("ValuesUnsupported", f"switches {names} have no packet size in common")
+            return Refusal(reasons.VALUES_UNSUPPORTED, f"switches {names} have no packet size in common")
         return max(common)
 
     def _job_id(self, ledgers: list[SwitchLedger], uid: str) -> int | Refusal:
@@ -191,7 +192,7 @@ class Ledger:
             held = sum(self.namespaces.get(holder, "") == namespace for holder in ledger.ids.values() if holder != uid)
             if 0 < ledger.free_ids <= kept and held >= few:
                 return Refusal(
-                    "JobIDsExhausted",
+                    reasons.JOB_IDS_EXHAUSTED,
                     f"needs 1 job ID (and multicast group) on switch {ledger.switch.name}: the last {kept} of "
                     f"{ledger.id_limit} are kept for namespaces with fewer than {few} jobs there",
                 )
@@ -203,7 +204,7 @@ class Ledger:
         worst = max(ledgers, key=lambda entry: (len(entry.ids) + len(entry.resting), -entry.id_limit))
         elsewhere = len({i for i in taken if i <= limit} - worst.ids.keys() - worst.resting)
         return Refusal(
-            "JobIDsExhausted",
+            reasons.JOB_IDS_EXHAUSTED,
             f"needs 1 job ID (and multicast group) on switch {worst.switch.name}: 0 free of {worst.id_limit}, "
             f"{len(worst.ids)} in use and {len(worst.resting - worst.ids.keys())} resting"
             + (f", {elsewhere} on other switches above the same nodes" if elsewhere else ""),
@@ -284,7 +285,7 @@ def _fit(
         if best < request:
             total = ledger.switch.capacity.aggregators if ledger.switch.capacity else 0
             return Refusal(
-                "AggregatorsExhausted",
+                reasons.AGGREGATORS_EXHAUSTED,
                 f"needs {request} aggregators on switch {ledger.switch.name}: {best} free of {total}",
             )
         limit = min(limit, top)
@@ -294,7 +295,7 @@ def _fit(
         names = ", ".join(ledger.switch.name for ledger in ledgers)
         best = max((gap.size for gap in gaps(limit, taken)), default=0)
         return Refusal(
-            "NoCommonRange",
+            reasons.NO_COMMON_RANGE,
             f"needs {request} aggregators at the same indexes on switches {names}: each has them, but together "
             f"{best} are free; name fewer switches in spec.switches or set sharedAggregators alike",
         )

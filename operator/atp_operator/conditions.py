@@ -5,14 +5,33 @@ from __future__ import annotations
 
 from .model import Object, rfc3339
 
+# Of an ATPJob.
+ADMITTED = "Admitted"
+"""It holds quota, and what it needs of the switches."""
+PODS_READY = "PodsReady"
+"""All pods have an address and a running sidecar."""
+SWITCH_PROGRAMMED = "SwitchProgrammed"
+"""Every switch of the tree holds this epoch."""
+NETWORK_AGGREGATION = "NetworkAggregation"
+"""Gradients are summed in the network; False: by the parameter server."""
+COMPLETE = "Complete"
+"""All workers succeeded."""
+FAILED = "Failed"
+"""The job has ended otherwise."""
 STALLED = "Stalled"
-"""Condition of an ATPJob that the operator leaves alone for a while; absent while all is well."""
-STATUS_REJECTED = "StatusRejected"
-"""The status was not written by the operator: the job gave everything back and begins again."""
-WRITE_FAILED = "WriteFailed"
-"""The API server does not take what the operator writes to this object."""
-PLAN_FAILED = "PlanFailed"
-"""The operator cannot plan this job; it keeps what it holds."""
+"""The operator leaves the job alone for a while; absent while all is well."""
+
+# Of an ATPSwitch, in the order in which they hang on each other.
+REACHABLE = "Reachable"
+"""The agent answers."""
+CONNECTED = "Connected"
+"""The agent is the primary P4Runtime controller of the switch."""
+PIPELINE_MATCHES = "PipelineMatches"
+"""The switch runs the P4 program of the agent."""
+IN_SYNC = "InSync"
+"""The switch holds exactly what it should."""
+READY = "Ready"
+"""Jobs may use it."""
 
 
 def set_condition(

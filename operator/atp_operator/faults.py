@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .conditions import set_condition
+from . import conditions, reasons
 from .model import Event, JobReport, Object, Switch, of_pipeline, parse_time
 
 ADVICE: Mapping[str, str] = {
-    "AgentUnreachable": "check that the agent runs, that spec.agent.address leads to it, and that its certificate "
-    "carries spec.agent.serverName",
-    "AgentRefused": "the operator planned what the agent takes for impossible: compare the versions of both, and see "
-    "the agent's log",
-    "SwitchUnreachable": "check that the switch runs and that its P4Runtime port answers the agent (--p4runtime)",
+    reasons.AGENT_UNREACHABLE: "check that the agent runs, that spec.agent.address leads to it, and that its "
+    "certificate carries spec.agent.serverName",
+    reasons.AGENT_REFUSED: "the operator planned what the agent takes for impossible: compare the versions of both, "
+    "and see the agent's log",
+    reasons.SWITCH_UNREACHABLE: "check that the switch runs and that its P4Runtime port answers the agent "
+    "(--p4runtime)",
     "DeviceNotFound": "correct the agent's --device-id: the P4Runtime server has no such device",
     "NotMaster": "stop the other P4Runtime controller of this switch, or give this agent a higher --election-id",
     "PipelineMismatch": "run the P4 program of this release on the switch, see docs/p4.md, or give the agent the "
@@ -27,25 +28,25 @@ ADVICE: Mapping[str, str] = {
     "PipelineUnknown": "see the log of the switch's P4Runtime server",
     "SwitchFull": "free room on the switch: end or suspend a job on it, keep jobs off it with spec.switches, or use "
     "larger tables",
-    "PortUnresolved": "tell the port of that address: spec.ports of the ATPSwitch by node, or the agent's --port-file; "
-    "with --ports host-veth, check that the pod runs on the agent's node or is routed through it",
+    reasons.PORT_UNRESOLVED: "tell the port of that address: spec.ports of the ATPSwitch by node, or the agent's "
+    "--port-file; with --ports host-veth, check that the pod runs on the agent's node or is routed through it",
     "PortNotFound": "correct spec.ports of the ATPSwitch or the agent's port file: the switch has no such port",
-    "FanInExceeded": "fewer workers below this switch, or none of this job (spec.switches)",
-    "ValuesUnsupported": "leave spec.valuesPerPacket of the job out, or set one that this switch offers",
+    reasons.FAN_IN_EXCEEDED: "fewer workers below this switch, or none of this job (spec.switches)",
+    reasons.VALUES_UNSUPPORTED: "leave spec.valuesPerPacket of the job out, or set one that this switch offers",
     "RegionOutsideSwitch": "the switch has fewer aggregators than when the job was planned: suspend and resume the job",
     "TooManyRegions": "suspend and resume the job: it is planned anew",
     "NotConverging": "something else writes to the switch: stop it",
     "ReadFailed": "see the log of the switch's P4Runtime server",
     "SwitchRefused": "see the agent's log and that of the switch's P4Runtime server",
     "ForwardingRefused": "only ordinary traffic through the switch is concerned: correct the agent's --port-file",
-    "NoCapacity": "the switch does not say what it can hold: give the agent --aggregators and --values",
+    reasons.NO_CAPACITY: "the switch does not say what it can hold: give the agent --aggregators and --values",
 }
 """By reason: what to do."""
 
-PASSING = frozenset({"", "Connecting", "Programming", "NotProgrammed", "NoDesiredState"})
+PASSING = frozenset({"", reasons.CONNECTING, reasons.PROGRAMMING, reasons.NOT_PROGRAMMED, reasons.NO_DESIRED_STATE})
 """Reasons that pass by themselves in a moment, at every start: no event tells of them."""
 
-UNRESOLVED = "PortUnresolved"
+UNRESOLVED = reasons.PORT_UNRESOLVED
 GRACE_SECONDS = 5.0
 """A port that is not known yet is nothing to tell of for so long: the neighbours of new pods take a moment to show."""
 
@@ -67,21 +68,19 @@ def _unheld(reports: Mapping[str, JobReport], names: Mapping[str, str]) -> tuple
     if not missing:
         return None
     _, name, first = missing[0]
-    reason = first.reason or "Programming"
+    reason = first.reason or reasons.PROGRAMMING
     others = len(missing) - 1
     more = f" (and {others} more job{'s' if others > 1 else ''})" if others else ""
     return reason, f"job {name} is not on the switch: {first.message or reason}{more}"
 
 
-def _since(conditions: Sequence[Object], kind: str, now: float) -> float:
+def _since(entries: Sequence[Object], kind: str, now: float) -> float:
     """Since when the condition is False; now, if it is not."""
-    entry = next((c for c in conditions if c["type"] == kind and c["status"] == "False"), None)
+    entry = next((c for c in entries if c["type"] == kind and c["status"] == "False"), None)
     return (parse_time(entry["lastTransitionTime"]) or now) if entry else now
 
 
-def set_switch_conditions(
-    conditions: list[Object], switch: Switch, names: Mapping[str, str], now: float
-) -> float | None:
+def set_switch_conditions(entries: list[Object], switch: Switch, names: Mapping[str, str], now: float) -> float | None:
     """Write the conditions of a switch in place; when to look again, or None.
 
     `names`: namespace/name of ATPJobs by uid.
@@ -91,47 +90,57 @@ def set_switch_conditions(
 
     def put(kind: str, value: bool | None, reason: str, message: str) -> None:
         text = message if value else told(reason, message)
-        set_condition(conditions, kind, value, reason, text, generation, now)
+        conditions.set_condition(entries, kind, value, reason, text, generation, now)
 
     fault = switch.fault
     if not view.known:
-        if not conditions and fault:
-            put("Ready", None, *fault)
+        if not entries and fault:
+            put(conditions.READY, None, *fault)
         return None
     if fault and not view.reachable:
-        put("Reachable", False, *fault)
-        for kind in ("Connected", "PipelineMatches", "InSync"):
+        put(conditions.REACHABLE, False, *fault)
+        for kind in (conditions.CONNECTED, conditions.PIPELINE_MATCHES, conditions.IN_SYNC):
             put(kind, None, *fault)
-        put("Ready", False, *fault)
+        put(conditions.READY, False, *fault)
         return None
-    put("Reachable", True, "AgentAnswers", f"the agent at {switch.address} answers")
+    put(conditions.REACHABLE, True, reasons.AGENT_ANSWERS, f"the agent at {switch.address} answers")
     if fault and not view.connected:
-        put("Connected", False, *fault)
-        for kind in ("PipelineMatches", "InSync"):
+        put(conditions.CONNECTED, False, *fault)
+        for kind in (conditions.PIPELINE_MATCHES, conditions.IN_SYNC):
             put(kind, None, *fault)
-        put("Ready", False, *fault)
+        put(conditions.READY, False, *fault)
         return None
-    put("Connected", True, "Primary", "the agent is the primary P4Runtime controller of the switch")
+    put(conditions.CONNECTED, True, reasons.PRIMARY, "the agent is the primary P4Runtime controller of the switch")
     if fault and of_pipeline(fault[0]):
-        put("PipelineMatches", False, *fault)
+        put(conditions.PIPELINE_MATCHES, False, *fault)
     else:
-        put("PipelineMatches", True, "Matches", "the switch runs the P4 program of the agent")
+        put(conditions.PIPELINE_MATCHES, True, reasons.MATCHES, "the switch runs the P4 program of the agent")
     look = None
     if view.refused:
-        put("InSync", False, "AgentRefused", view.refused)
+        put(conditions.IN_SYNC, False, reasons.AGENT_REFUSED, view.refused)
     elif view.in_sync:
-        put("InSync", True, "InSync", f"the switch holds exactly what it should ({len(view.jobs)} jobs)")
+        put(
+            conditions.IN_SYNC,
+            True,
+            reasons.IN_SYNC,
+            f"the switch holds exactly what it should ({len(view.jobs)} jobs)",
+        )
     else:
         trouble = None if fault and of_pipeline(fault[0]) else _unheld(view.jobs, names)
-        reason, message = trouble or (view.reason or "Programming", view.message or "the agent is at it")
-        grace = _since(conditions, "InSync", now) + GRACE_SECONDS
+        reason, message = trouble or (view.reason or reasons.PROGRAMMING, view.message or "the agent is at it")
+        grace = _since(entries, conditions.IN_SYNC, now) + GRACE_SECONDS
         if reason == UNRESOLVED and now < grace:
-            reason, look = "Programming", grace
-        put("InSync", False, reason, message)
+            reason, look = reasons.PROGRAMMING, grace
+        put(conditions.IN_SYNC, False, reason, message)
     if fault:
-        put("Ready", False, *fault)
+        put(conditions.READY, False, *fault)
     elif switch.capacity is not None:
-        put("Ready", True, "Ready", f"{switch.capacity.aggregators} aggregators, {switch.capacity.target}")
+        put(
+            conditions.READY,
+            True,
+            reasons.READY,
+            f"{switch.capacity.aggregators} aggregators, {switch.capacity.target}",
+        )
     return look
 
 
@@ -149,7 +158,11 @@ def switch_events(old: Sequence[Object], new: Sequence[Object]) -> list[Event]:
             events.append(Event("Warning", reason, condition["message"]))
     for condition in new:
         was = before.get(condition["type"])
-        if condition["type"] not in ("Ready", "InSync") or condition["status"] != "True" or was is None:
+        if (
+            condition["type"] not in (conditions.READY, conditions.IN_SYNC)
+            or condition["status"] != "True"
+            or was is None
+        ):
             continue
         if was["status"] != "True" and was["reason"] not in PASSING:
             events.append(Event("Normal", condition["type"], f"{condition['message']}; {was['reason']} is over"))

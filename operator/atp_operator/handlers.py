@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import kopf
-from kopf._core.reactor import inventory
 
 from . import GROUP, VERSION
 from .admission import CHECKS, INJECT, RESOURCES, apply_patch, decide, refusal_text, warning_texts
@@ -48,18 +47,6 @@ def configure(kopf_settings: kopf.OperatorSettings, server: WebhookServer | None
     kopf_settings.admission.server = server
 
 
-def memories() -> Any:
-    """kopf's notes on objects, of which none is kept for a review: anybody can send reviews of any number of UIDs."""
-    result: Any = inventory.ResourceMemories()
-    recall = result.recall_memo
-
-    async def recall_memo(raw_body: Any, *, memobase: Any = None, ephemeral: bool = False) -> Any:
-        return await recall(raw_body, memobase=memobase, ephemeral=True)
-
-    result.recall_memo = recall_memo
-    return result
-
-
 def register(
     registry: kopf.OperatorRegistry,
     settings: Settings,
@@ -82,7 +69,7 @@ def register(
 
     def feed(kind: str) -> Callable[..., Any]:
         async def handler(event: Any, **_: Any) -> None:
-            controller.seen(kind, event["type"], event["object"])
+            controller.caches.seen(kind, event["type"], event["object"])
 
         return handler
 

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 
 from atp_api.switchagent.v1alpha1 import switchagent_pb2 as pb
 
+from . import reasons
 from .kube import CALL_FAILED, METADATA_ONLY, Kube, path
 from .metrics import Metrics
 from .model import Event, Object
 
 log = logging.getLogger(__name__)
 
-REASON = "ATPPacketsDropped"
+REASON = reasons.PACKETS_DROPPED
 EVENT_SECONDS = 60.0
 """The shortest time between two events on one pod."""
 EVENT_PACKETS = 32

@@ -3,6 +3,9 @@
 
 As client-go does it: a holder that cannot renew stops by itself before anyone else may take over, and a candidate
 measures the lease's age by its own clock from when it saw the last change, so clocks need not agree.
+
+Not kopf's peering: that is an object of a kind of kopf's own which says who should stand back, and a replica that does
+not read it acts on.
 """
 
 from __future__ import annotations

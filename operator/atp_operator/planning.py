@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from . import reasons
 from .allocation import Ledger
 from .claims import doubt, seal
-from .conditions import PLAN_FAILED, WRITE_FAILED
 from .faults import set_switch_conditions, switch_events
 from .injection import SidecarConfig
 from .lifecycle import JobPlan, World, admit, hold_back, put_off, step, waits_in_queue
@@ -94,7 +94,7 @@ def _guarded_step(job: Job, snapshot: Snapshot, world: World) -> JobPlan:
     if job.uid in snapshot.held_back and job.deleting is None:
         why, until = snapshot.held_back[job.uid]
         if until > world.now:
-            return hold_back(job, why, WRITE_FAILED, world, until)
+            return hold_back(job, why, reasons.WRITE_FAILED, world, until)
     try:
         return step(job, snapshot.pods.get(job.key, ()), world)
     except Exception as error:  # whatever it is: it is one job's
@@ -105,7 +105,7 @@ def _guarded_step(job: Job, snapshot: Snapshot, world: World) -> JobPlan:
             )
         if status.admitted and job.deleting is None:
             world.quotas.admit(job)
-        return hold_back(job, f"the operator cannot plan this job: {error!r}"[:1024], PLAN_FAILED, world, None)
+        return hold_back(job, f"the operator cannot plan this job: {error!r}"[:1024], reasons.PLAN_FAILED, world, None)
 
 
 def in_turn(plans: Sequence[JobPlan]) -> list[JobPlan]:

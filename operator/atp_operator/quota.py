@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from . import reasons
 from .allocation import Ledger, Refusal
 from .model import Job, Quota
 
@@ -60,7 +61,7 @@ class QuotaBook:
             held = len(self._counted(quota, job))
             if quota.max_jobs is not None and held + 1 > quota.max_jobs:
                 return Refusal(
-                    "QuotaExceeded",
+                    reasons.QUOTA_EXCEEDED,
                     f"needs 1 job under quota {quota.name}: {max(0, quota.max_jobs - held)} free of {quota.max_jobs}",
                 )
         return None
@@ -75,7 +76,7 @@ class QuotaBook:
             used = sum(n for uid, n in held.items() if uid in others)
             if used + job.spec.request > quota.aggregators:
                 return Refusal(
-                    "QuotaExceeded",
+                    reasons.QUOTA_EXCEEDED,
                     f"needs {job.spec.request} aggregators on switch {switch} under quota {quota.name}: "
                     f"{max(0, quota.aggregators - used)} free of {quota.aggregators}"
                     + (

@@ -7,12 +7,12 @@ import asyncio
 import signal
 import socket
 import sys
+from typing import Any
 
 import kopf
-from kopf._core.engines import peering
 
 from .controller import Controller
-from .handlers import memories, register
+from .handlers import register
 from .kube import Kube
 from .metrics import Metrics, serve
 from .settings import Settings
@@ -45,14 +45,14 @@ async def run(settings: Settings, listener: socket.socket) -> None:
     stop, idle = asyncio.Event(), asyncio.Event()
     # kopf cancels what it finds when it ends, but for these.
     ours = asyncio.all_tasks()
+    # It is given: kopf would ask for the user's name, which an arbitrary UID does not have. Its type is not public.
+    identity: Any = settings.identity
     parts = await kopf.spawn_tasks(
         registry=registry,
-        memories=memories(),
         clusterwide=True,
         standalone=True,
         stop_flag=idle,
-        # It is given: kopf would ask for the user's name, which an arbitrary UID does not have.
-        identity=peering.Identity(settings.identity),
+        identity=identity,
     )
     loop = asyncio.get_running_loop()
     # In the place of kopf's: first the passes end, and the lease is given back.

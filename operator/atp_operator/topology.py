@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from atp_api import wire
 
+from . import reasons
 from .allocation import Refusal
 from .model import Placement, Seat, Server, Switch
 
@@ -65,7 +66,7 @@ def place(
         racks.setdefault(switch.name if switch else None, []).append(worker)
     if set(racks) == {None}:
         nodes = ", ".join(sorted({w.node for w in ordered}))
-        return Refusal("NoSwitchOnPath", f"no usable switch is above any worker (nodes {nodes})")
+        return Refusal(reasons.NO_SWITCH_ON_PATH, f"no usable switch is above any worker (nodes {nodes})")
 
     if len(racks) == 1:
         name = next(iter(racks))
@@ -90,7 +91,7 @@ def place(
                 f"the parameter servers are below different switches ({above}; nodes {nodes}): give "
                 f"spec.parameterServers.template a node selector or an affinity that keeps them below one"
             )
-        return Refusal("NoLevel1Switch", f"the workers are in {len(racks)} racks, but {text}")
+        return Refusal(reasons.NO_LEVEL1_SWITCH, f"the workers are in {len(racks)} racks, but {text}")
     direct = sorted(racks.pop(root, []) + racks.pop(None, []), key=lambda w: w.index)
     names = sorted(name for name in racks if name is not None)
     for name in names:
@@ -100,7 +101,7 @@ def place(
     total, most = len(names) + len(direct), _fan_in(switches[root])
     if total > most:
         return Refusal(
-            "FanInExceeded",
+            reasons.FAN_IN_EXCEEDED,
             f"needs {total} level-1 bits on switch {root} ({len(names)} racks and {len(direct)} workers that enter it "
             f"directly): {most} exist; put the parameter server below a switch with fewer workers of this job",
         )
@@ -127,7 +128,7 @@ def _rack_too_large(switch: Switch, workers: int) -> Refusal | None:
     if workers <= most:
         return None
     return Refusal(
-        "FanInExceeded",
+        reasons.FAN_IN_EXCEEDED,
         f"needs a fan-in of {workers} on switch {switch.name}: {most} is its most; spread the workers over more "
         f"switches",
     )

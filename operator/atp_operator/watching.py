@@ -28,6 +28,8 @@ class Source:
     selector: str = ""
     metadata_only: bool = False
     namespace: str | None = None
+    matters: Callable[[Object, Object], bool] = lambda old, new: True
+    """Whether a change of an object, as it was kept before and is now, is worth a look."""
 
 
 class Watcher:
@@ -89,7 +91,8 @@ class Watcher:
             self._store.drop(raw)
             self._changed()
         elif (kept := self._keep(raw)) is not None:
-            if self._store.put(kept):
+            old = self._store.items.get(key_of(raw))
+            if self._store.put(kept) and (old is None or self._source.matters(old, kept)):
                 self._changed()
         elif key_of(raw) in self._store.items:
             self._store.drop(raw)

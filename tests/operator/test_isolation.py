@@ -28,11 +28,12 @@ from atp_operator.admission import (
     uid_of,
 )
 from atp_operator.claims import doubt, seal, vouched
-from atp_operator.conditions import PLAN_FAILED, STALLED, STATUS_REJECTED, WRITE_FAILED
+from atp_operator.conditions import STALLED
 from atp_operator.desired import desired_guards, desired_jobs
 from atp_operator.fair import Backoff, interleave
 from atp_operator.model import Job, Pod, Switch
 from atp_operator.planning import ADMISSIONS, Snapshot, plan_cluster
+from atp_operator.reasons import PLAN_FAILED, STATUS_REJECTED, WRITE_FAILED
 
 Object = dict[str, Any]
 

@@ -25,6 +25,7 @@ from hypothesis import settings as hypothesis_settings
 from kopf._cogs.structs import ephemera, references
 from kopf._core.engines import admission as engine
 from kopf._core.engines import indexing
+from kopf._core.reactor import inventory
 from operator_lab import free_port, make_certificates
 from operator_simulation import SIDECAR, job_object
 from test_isolation import FIELDS, VALUES, st
@@ -51,7 +52,7 @@ class Dispatch:
             insights.webhook_resources.add(
                 references.Resource(group=group, version=version, plural=plural, kind="X", verbs=frozenset(["list"]))
             )
-        self.memories = handlers.memories()
+        self.memories = inventory.ResourceMemories()
         self.fn: Any = functools.partial(
             engine.serve_admission_request,
             settings=kopf.OperatorSettings(),

@@ -16,7 +16,8 @@ from atp_operator.cache import Store
 from atp_operator.claims import seal
 from atp_operator.desired import assignments, desired_jobs
 from atp_operator.injection import InjectionError, SidecarConfig, inject
-from atp_operator.lifecycle import JobPlan, _aggregating
+from atp_operator.lifecycle import JobPlan
+from atp_operator.lifecycle.switches import aggregating_text
 from atp_operator.model import AgentView, Capacity, Job, JobSpec, JobStatus, Placement, Region, Switch
 from atp_operator.pods import manifest, wanted_objects
 from atp_operator.settings import Settings, SettingsError
@@ -619,9 +620,9 @@ def test_only_a_fixed_scale_sends_large_values_raw() -> None:
     fixed = running(limited, scale=1000)
     said = "gradients are summed on s0"
     raw = "; values of magnitude above 1.07e+06 take the slower raw path (status.addendLimit / spec.scale)"
-    assert _aggregating(JobPlan(fixed, fixed.status), "s0") == said + raw
+    assert aggregating_text(JobPlan(fixed, fixed.status), "s0") == said + raw
     auto = running(limited, scale="Auto")
-    assert _aggregating(JobPlan(auto, auto.status), "s0") == said
+    assert aggregating_text(JobPlan(auto, auto.status), "s0") == said
 
 
 @pytest.mark.parametrize("count", [0, -1, 3, 5, 6, 7, 9, 16, "two", None])
