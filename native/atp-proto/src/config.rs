@@ -397,6 +397,12 @@ impl Config {
         (self.workers.len() * crate::op::WORDS_PER_RANK).div_ceil(self.values) as u64
     }
 
+    /// Address of the parameter server of `seq`'s shard.
+    #[must_use]
+    pub fn server(&self, seq: u64) -> SocketAddrV4 {
+        self.servers[(seq % self.servers.len() as u64) as usize]
+    }
+
     /// Bytes of every packet's UDP payload, without the tag of a raw one.
     #[must_use]
     pub fn packet_bytes(&self) -> usize {

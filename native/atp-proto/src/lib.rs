@@ -20,6 +20,7 @@ pub mod host;
 pub mod index;
 pub mod member;
 pub mod op;
+pub mod rtt;
 pub mod seal;
 pub mod seq;
 pub mod server;
