@@ -67,9 +67,10 @@ def python_module(reasons: list[Reason]) -> str:
     ]
     for reason in reasons:
         out += [f'{reason.constant} = "{reason.name}"', f'"""{reason.when[0].upper()}{reason.when[1:]}."""']
-    out += ["", "ADVICE: Mapping[str, str] = {"]
-    out += [f'    {reason.constant}: "{reason.advice}",' for reason in reasons if reason.advice]
-    out += ["}", '"""What an admin can do, by reason, in the words of whoever finds it."""']
+    for owner in OWNERS:
+        out += ["", f"{owner.upper()}_ADVICE: Mapping[str, str] = {{"]
+        out += [f'    {r.constant}: "{r.advice}",' for r in reasons if r.advice and r.owner == owner]
+        out += ["}", f'"""What an admin can do about a reason that the {owner} finds, in its words."""']
     passing = ", ".join(reason.constant for reason in reasons if reason.transient)
     out += ["", f"TRANSIENT = frozenset({{{passing}}})", '"""Reasons that pass by themselves in a moment."""', ""]
     return "\n".join(out)

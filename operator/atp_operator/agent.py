@@ -209,8 +209,11 @@ class AgentSession:
             generation=observed.generation,
             reason=observed.reason,
             message=observed.message,
+            advice=observed.advice,
             jobs={
-                job.uid: JobReport(job.job_id, job.epoch, names.get(job.state, "PENDING"), job.reason, job.message)
+                job.uid: JobReport(
+                    job.job_id, job.epoch, names.get(job.state, "PENDING"), job.reason, job.message, job.advice
+                )
                 for job in observed.jobs
             },
         )

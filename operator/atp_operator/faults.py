@@ -1,61 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """What keeps a switch from serving its jobs: the conditions of an ATPSwitch, with what to do, and their events.
 
-The agent says what it meets (a reason in CamelCase and a text); what an admin can do about it is said here.
+The agent says what it meets (a reason in CamelCase and a text) and what an admin can do about it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from atp_api.reasons import OPERATOR_ADVICE, TRANSIENT
+
 from . import conditions, reasons
-from .model import Event, JobReport, Object, Switch, of_pipeline, parse_time
+from .model import AgentView, Event, JobReport, Object, Switch, of_pipeline, parse_time
 
-ADVICE: Mapping[str, str] = {
-    reasons.AGENT_UNREACHABLE: "check that the agent runs, that spec.agent.address leads to it, and that its "
-    "certificate carries spec.agent.serverName",
-    reasons.AGENT_REFUSED: "the operator planned what the agent takes for impossible: compare the versions of both, "
-    "and see the agent's log",
-    reasons.SWITCH_UNREACHABLE: "check that the switch runs and that its P4Runtime port answers the agent "
-    "(--p4runtime)",
-    "DeviceNotFound": "correct the agent's --device-id: the P4Runtime server has no such device",
-    "NotMaster": "stop the other P4Runtime controller of this switch, or give this agent a higher --election-id",
-    "PipelineMismatch": "run the P4 program of this release on the switch, see docs/p4.md, or give the agent the "
-    "p4info of the one that is to stay",
-    "PipelineMissing": "give the agent the program that was compiled for this switch (--p4info, --device-config), or "
-    "load it by the switch's own means",
-    "PipelineRefused": "see the log of the switch's P4Runtime server, and whether the program was compiled for it",
-    "PipelineUnknown": "see the log of the switch's P4Runtime server",
-    "SwitchFull": "free room on the switch: end or suspend a job on it, keep jobs off it with spec.switches, or use "
-    "larger tables",
-    reasons.PORT_UNRESOLVED: "tell the port of that address: spec.ports of the ATPSwitch by node, or the agent's "
-    "--port-file; with --ports host-veth, check that the pod runs on the agent's node or is routed through it",
-    "PortNotFound": "correct spec.ports of the ATPSwitch or the agent's port file: the switch has no such port",
-    reasons.FAN_IN_EXCEEDED: "fewer workers below this switch, or none of this job (spec.switches)",
-    reasons.VALUES_UNSUPPORTED: "leave spec.valuesPerPacket of the job out, or set one that this switch offers",
-    "RegionOutsideSwitch": "the switch has fewer aggregators than when the job was planned: suspend and resume the job",
-    "TooManyRegions": "suspend and resume the job: it is planned anew",
-    "NotConverging": "something else writes to the switch: stop it",
-    "ReadFailed": "see the log of the switch's P4Runtime server",
-    "SwitchRefused": "see the agent's log and that of the switch's P4Runtime server",
-    "ForwardingRefused": "only ordinary traffic through the switch is concerned: correct the agent's --port-file",
-    reasons.NO_CAPACITY: "the switch does not say what it can hold: give the agent --aggregators and --values",
-}
-"""By reason: what to do."""
-
-PASSING = frozenset({"", reasons.CONNECTING, reasons.PROGRAMMING, reasons.NOT_PROGRAMMED, reasons.NO_DESIRED_STATE})
-"""Reasons that pass by themselves in a moment, at every start: no event tells of them."""
+PASSING = TRANSIENT | {""}
+"""Reasons of which no event tells."""
 
 UNRESOLVED = reasons.PORT_UNRESOLVED
 GRACE_SECONDS = 5.0
 """A port that is not known yet is nothing to tell of for so long: the neighbours of new pods take a moment to show."""
 
 
-def told(reason: str, message: str) -> str:
-    """The message with what to do about the reason, once."""
-    advice = ADVICE.get(reason)
+def advice(view: AgentView, reason: str) -> str:
+    """What an admin can do about a reason, in the words of whoever found it; empty: nobody said."""
+    if reason in OPERATOR_ADVICE:
+        return OPERATOR_ADVICE[reason]
+    if reason == view.reason and view.advice:
+        return view.advice
+    return next((job.advice for job in view.jobs.values() if job.reason == reason), "")
+
+
+def told(message: str, reason: str, what_to_do: str) -> str:
+    """The message with what to do, once."""
     text = message.strip().rstrip(".;") or reason
-    return f"{text}. What to do: {advice}" if advice else text
+    return f"{text}. What to do: {what_to_do}" if what_to_do else text
 
 
 def _unheld(reports: Mapping[str, JobReport], names: Mapping[str, str]) -> tuple[str, str] | None:
@@ -89,7 +67,7 @@ def set_switch_conditions(entries: list[Object], switch: Switch, names: Mapping[
     generation = (switch.raw.get("metadata") or {}).get("generation", 0)
 
     def put(kind: str, value: bool | None, reason: str, message: str) -> None:
-        text = message if value else told(reason, message)
+        text = message if value else told(message, reason, advice(view, reason))
         conditions.set_condition(entries, kind, value, reason, text, generation, now)
 
     fault = switch.fault

@@ -3,12 +3,47 @@
 
 Reasons are an interface (people alert on them), in CamelCase as the Kubernetes API conventions want them, and Kueue's
 words where it has one. What a user does about a reason is in docs/atpjob-reference.md and docs/admin.md; those of the
-switch agent (docs/switch-agent.md) are passed on as they come, and only what the operator itself looks at is here.
+switch agent (docs/switch-agent.md) are passed on as they come: the contract has them, and those that the
+operator itself looks at are here by name.
 """
 
 from __future__ import annotations
 
 from typing import Final
+
+from atp_api.reasons import (
+    AGENT_REFUSED as AGENT_REFUSED,
+)
+from atp_api.reasons import (
+    AGENT_UNREACHABLE as AGENT_UNREACHABLE,
+)
+from atp_api.reasons import (
+    CONNECTING as CONNECTING,
+)
+from atp_api.reasons import (
+    FAN_IN_EXCEEDED as FAN_IN_EXCEEDED,
+)
+from atp_api.reasons import (
+    NO_CAPACITY as NO_CAPACITY,
+)
+from atp_api.reasons import (
+    NO_DESIRED_STATE as NO_DESIRED_STATE,
+)
+from atp_api.reasons import (
+    NOT_PROGRAMMED as NOT_PROGRAMMED,
+)
+from atp_api.reasons import (
+    PORT_UNRESOLVED as PORT_UNRESOLVED,
+)
+from atp_api.reasons import (
+    PROGRAMMING as PROGRAMMING,
+)
+from atp_api.reasons import (
+    SWITCH_UNREACHABLE as SWITCH_UNREACHABLE,
+)
+from atp_api.reasons import (
+    VALUES_UNSUPPORTED as VALUES_UNSUPPORTED,
+)
 
 # --- an ATPJob in the queue -----------------------------------------------------------------------------------------
 
@@ -26,10 +61,6 @@ JOB_IDS_EXHAUSTED: Final = "JobIDsExhausted"
 """A switch has no job ID for this namespace."""
 NO_COMMON_RANGE: Final = "NoCommonRange"
 """Each switch has room, but no range of indexes is free on all of them."""
-VALUES_UNSUPPORTED: Final = "ValuesUnsupported"
-"""A switch does not take packets of that many values."""
-FAN_IN_EXCEEDED: Final = "FanInExceeded"
-"""More workers, or racks, meet in a switch than a fan-in degree can say or the switch can do."""
 UNKNOWN_SWITCH: Final = "UnknownSwitch"
 """`spec.switches` names an ATPSwitch that does not exist."""
 WAITING_FOR_SWITCH: Final = "WaitingForSwitch"
@@ -64,8 +95,6 @@ FINISHED: Final = "Finished"
 
 PROGRAMMED: Final = "Programmed"
 """Every switch of the tree holds this epoch."""
-NOT_PROGRAMMED: Final = "NotProgrammed"
-"""A switch of the tree does not hold this epoch yet."""
 AGGREGATING: Final = "Aggregating"
 """Gradients are summed on the switches."""
 HOST_ONLY_REQUESTED: Final = "HostOnlyRequested"
@@ -109,32 +138,16 @@ PLAN_FAILED: Final = "PlanFailed"
 
 # --- an ATPSwitch -----------------------------------------------------------------------------------------------------
 
-CONNECTING: Final = "Connecting"
-"""The agent was not asked yet."""
 AGENT_ANSWERS: Final = "AgentAnswers"
 """The agent answers."""
-AGENT_UNREACHABLE: Final = "AgentUnreachable"
-"""The agent does not answer."""
-AGENT_REFUSED: Final = "AgentRefused"
-"""The agent takes the desired state, or a job in it, for impossible."""
-SWITCH_UNREACHABLE: Final = "SwitchUnreachable"
-"""The agent does not reach its switch, or the operator the agent."""
 PRIMARY: Final = "Primary"
 """The agent is the primary P4Runtime controller of the switch."""
 MATCHES: Final = "Matches"
 """The switch runs the P4 program of the agent."""
-NO_CAPACITY: Final = "NoCapacity"
-"""The agent does not say what the switch can hold."""
-PROGRAMMING: Final = "Programming"
-"""The agent is at it."""
-NO_DESIRED_STATE: Final = "NoDesiredState"
-"""The agent was not told yet what its switch must hold."""
 IN_SYNC: Final = "InSync"
 """The switch holds exactly what it should."""
 READY: Final = "Ready"
 """Jobs may use it."""
-PORT_UNRESOLVED: Final = "PortUnresolved"
-"""The agent does not know behind which port an address is."""
 
 # --- a Pod ------------------------------------------------------------------------------------------------------------
 

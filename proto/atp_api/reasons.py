@@ -59,8 +59,7 @@ NOT_PROGRAMMED = "NotProgrammed"
 CONNECTING = "Connecting"
 """The operator has not reached the agent yet."""
 
-ADVICE: Mapping[str, str] = {
-    AGENT_UNREACHABLE: "check that the agent runs, that spec.agent.address leads to it, and that its certificate carries spec.agent.serverName",
+AGENT_ADVICE: Mapping[str, str] = {
     SWITCH_UNREACHABLE: "check that the switch runs and that its P4Runtime port answers the agent (--p4runtime)",
     DEVICE_NOT_FOUND: "correct the agent's --device-id",
     NOT_MASTER: "stop the other P4Runtime controller of this switch, or give this agent a higher --election-id",
@@ -80,10 +79,15 @@ ADVICE: Mapping[str, str] = {
     READ_FAILED: "see the log of the switch's P4Runtime server",
     HOSTS_UNGUARDED: "fewer jobs on this switch, or larger tables",
     FORWARDING_REFUSED: "correct the agent's --port-file",
-    AGENT_REFUSED: "compare the versions of operator and agent, and see the agent's log",
-    NO_CAPACITY: "give the agent --aggregators and --values",
 }
-"""What an admin can do, by reason, in the words of whoever finds it."""
+"""What an admin can do about a reason that the agent finds, in its words."""
+
+OPERATOR_ADVICE: Mapping[str, str] = {
+    AGENT_UNREACHABLE: "check that the agent runs, that spec.agent.address leads to it, and that its certificate carries spec.agent.serverName",
+    AGENT_REFUSED: "compare the versions of operator and agent, and see the agent's log",
+    NO_CAPACITY: "let the agent tell it, see docs/switch-agent.md",
+}
+"""What an admin can do about a reason that the operator finds, in its words."""
 
 TRANSIENT = frozenset({NO_DESIRED_STATE, PROGRAMMING, NOT_PROGRAMMED, CONNECTING})
 """Reasons that pass by themselves in a moment."""

@@ -193,9 +193,9 @@ class Reconciler:
                 state=outcome.state,
                 reason=outcome.reason,
                 message=outcome.message,
-                advice=reasons.ADVICE.get(outcome.reason, ""),
+                advice=reasons.AGENT_ADVICE.get(outcome.reason, ""),
             )
-        state.advice = reasons.ADVICE.get(state.reason, "")
+        state.advice = reasons.AGENT_ADVICE.get(state.reason, "")
         return state
 
     async def apply(self, desired: api.DesiredState) -> api.ObservedState:

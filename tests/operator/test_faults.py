@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from operator_simulation import LIMITS, SIDECAR, Simulation, job_object, running_job
 
-from atp_operator.faults import ADVICE, GRACE_SECONDS
+from atp_api.reasons import OPERATOR_ADVICE
+from atp_operator.faults import GRACE_SECONDS
 from atp_operator.model import AgentView, JobReport
 from atp_operator.planning import plan_cluster
 
@@ -44,9 +45,13 @@ def look(sim: Simulation) -> list[tuple[str, str, str]]:
     return [(e.kind, e.reason, e.message) for e in plan.switch_events["s0"]]
 
 
+def advice(reason: str) -> str:
+    return f"advice of the agent on {reason}"
+
+
 def report(view: AgentView, state: str, reason: str, message: str) -> AgentView:
     job = view.jobs["u1"]
-    return replace(view, jobs={"u1": JobReport(job.job_id, job.epoch, state, reason, message)})
+    return replace(view, jobs={"u1": JobReport(job.job_id, job.epoch, state, reason, message, advice(reason))})
 
 
 def broken(sim: Simulation, reason: str) -> AgentView:
@@ -56,7 +61,7 @@ def broken(sim: Simulation, reason: str) -> AgentView:
     if reason in WHOLE_SWITCH:
         changes = WHOLE_SWITCH[reason][0]
         view = report(view, "PENDING", reason, text)
-        return replace(view, in_sync=False, reason=reason, message=text, **changes)
+        return replace(view, in_sync=False, reason=reason, message=text, advice=advice(reason), **changes)
     return replace(report(view, ONE_JOB[reason], reason, text), in_sync=False, reason=reason, message=text)
 
 
@@ -84,7 +89,7 @@ def test_condition_and_event_say_what_to_do_and_the_job_runs_on_and_comes_back(r
         if condition["status"] == "False":
             assert condition["reason"] == reason
             assert f"words of the agent on {reason}" in condition["message"]
-            assert condition["message"].endswith(f"What to do: {ADVICE[reason]}")
+            assert condition["message"].endswith(f"What to do: advice of the agent on {reason}")
             assert condition["message"] == event[2]
     expected = WHOLE_SWITCH[reason][1] if reason in WHOLE_SWITCH else "True True True False True"
     assert " ".join(switch[kind]["status"] for kind in KINDS) == expected
@@ -116,6 +121,7 @@ def test_agent_that_does_not_answer() -> None:
     )
     ((kind, reason, message),) = look(sim)
     assert (kind, reason) == ("Warning", "AgentUnreachable") and "s0:1 does not answer (refused)" in message
+    assert message.endswith(f"What to do: {OPERATOR_ADVICE[reason]}")
     assert [conditions(sim.switches["s0"])[k]["status"] for k in KINDS] == ["False", *["Unknown"] * 3, "False"]
 
 

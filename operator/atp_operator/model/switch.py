@@ -79,6 +79,7 @@ class JobReport:
     state: str  # PROGRAMMED, PENDING, FAILED
     reason: str = ""
     message: str = ""
+    advice: str = ""  # what an admin can do about the reason
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class AgentView:
     generation: int = 0
     reason: str = ""
     message: str = ""
+    advice: str = ""  # what an admin can do about the reason
     jobs: Mapping[str, JobReport] = field(default_factory=dict)  # by ATPJob uid
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by ATPJob uid
     aggregators_in_use: int = 0
