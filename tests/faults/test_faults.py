@@ -131,7 +131,7 @@ def test_wrap_at_a_switch() -> None:
 def test_retransmit_amplification() -> None:
     """Fault: at each timeout everything pending is sent again, which makes the congestion that caused the timeout
     worse. Rule: a timeout resends one packet, the oldest, and the next wait is twice as long, up to a second
-    (handle_timeout in native/atp-proto/src/worker.rs, Rtt::rto in congestion.rs)."""
+    (native/atp-proto/src/worker/timers.rs, Rtt::rto in rtt.rs)."""
     with Alone(stallTimeoutSeconds=2.5) as job, Listener(job.port, echo=False) as silent:
         submit(job, 0, 1, np.ones(62 * 2000, np.float32))
         assert job.collect(0)[0][1] is not None
@@ -207,8 +207,8 @@ def test_restart_in_a_new_epoch() -> None:
 
 def test_window_collapse() -> None:
     """Fault: marks or losses in a row halve the window to nothing, and no ACK ever opens it again. Rule: it never
-    falls below 2 packets, is cut once per round trip at most, and grows again with each ACK (Window in
-    native/atp-proto/src/congestion.rs)."""
+    falls below 2 packets, is cut once per round trip at most, and grows again with each ACK (Aimd in
+    native/atp-proto/src/congestion/aimd.rs)."""
     with Alone() as job, Listener(job.port, echo=True, ecn=True) as server:
         tensor = np.arange(62 * 3000, dtype=np.float32) / 2**20
         out = submit(job, 0, 1, tensor)
@@ -283,7 +283,7 @@ def test_one_worker(through_switch: bool) -> None:
 def test_unaligned_tails(dtype: str, item: int) -> None:
     """Fault: the last packet of a tensor is not full, and the rest of it is read or written beyond the tensor; or
     the memory is not aligned and the vector code faults. Rule: the tail is padded with zeros on the wire and cut on
-    arrival (transmit() and write() in native/atp-proto/src/worker.rs), and all memory is taken byte by byte
+    arrival (fill() and write() in native/atp-proto/src/worker/ops.rs), and all memory is taken byte by byte
     (fixed.rs)."""
     canary = b"\xa5" * 64
     with Job(2) as job:
@@ -396,8 +396,8 @@ def test_double_averaging_under_ddp(scenario: Any, hook: bool) -> None:
 def test_silent_stalls(seconds: float, through_switch: bool) -> None:
     """Fault: a peer hangs and everybody waits for ever, with nothing to read. Rule: without progress for
     stallTimeoutSeconds the operation fails at every rank that waits, and the error names the ranks whose gradient
-    is missing, as the parameter server's notices tell (handle_timeout and stall_text in
-    native/atp-proto/src/worker.rs)."""
+    is missing, as the parameter server's notices tell (stall_text in
+    native/atp-proto/src/worker/progress.rs)."""
     changes = {"stallTimeoutSeconds": seconds} | (shared(256) if through_switch else {})
     with Job(3, **changes) as job:
         relay = Relay(job, 3, 256) if through_switch else None

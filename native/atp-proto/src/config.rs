@@ -55,17 +55,6 @@ pub struct WorkerEntry {
     pub edge: bool,
 }
 
-/// What comparisons change in the transport; a job always runs with the default.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Comparison {
-    /// aggregatorIndex = slot mod region, and no new index after a collision, instead of the hash.
-    pub linear_index: bool,
-    /// The window stands still at `max_window`.
-    pub no_congestion_control: bool,
-    /// Losses are found by a time-out per packet alone, as in SwitchML.
-    pub timeouts_only: bool,
-}
-
 /// A checked assignment.
 #[derive(Clone, Debug)]
 pub struct Config {

@@ -89,17 +89,6 @@ impl IndexTable {
         Self { pool, floor, shelter, slots, bound, strikes, since, picks: seed, users: None }
     }
 
-    /// For comparisons: slot mod region, as SwitchML has it. All jobs of a region meet at the same indexes.
-    #[must_use]
-    pub fn linear(config: &Config) -> Self {
-        let mut table = Self::new(config);
-        let total = table.pool.len();
-        for (slot, index) in table.slots.iter_mut().enumerate() {
-            *index = table.pool[slot % total];
-        }
-        table
-    }
-
     fn slot(&self, seq: u64) -> usize {
         (seq % self.slots.len() as u64) as usize
     }

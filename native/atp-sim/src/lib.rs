@@ -3,6 +3,7 @@
 //! time. A run is a function of its seed. See docs/simulator.md.
 
 pub mod check;
+pub mod comparison;
 pub mod flow;
 pub mod net;
 pub mod rng;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The figures: each compares runs of the same code on the same network with one thing changed.
 
-use atp_proto::config::Comparison;
 use atp_proto::fixed::Dtype;
 use atp_proto::op::Kind;
 use atp_proto::wire::{HEADER_BYTES, STALE_NS, VALUES_BASE, VALUES_LARGE};
@@ -9,6 +8,7 @@ use atp_proto::{Mode, Nanos};
 use serde_json::{Map, Value, json};
 
 use crate::check::{Flavour, OpSpec};
+use crate::comparison::Comparison;
 use crate::flow::Flow;
 use crate::net::{LinkSpec, Net};
 use crate::sim::{Action, JobSpec, JobState, Sim};
@@ -87,7 +87,7 @@ fn job(workers: Vec<u32>, server: u32, mode: Mode, region: (u32, u32), count: us
         lone_level1: false,
         level0_only: false,
         linger: MS,
-        comparison: Comparison::default(),
+        comparison: Comparison::None,
     }
 }
 
@@ -144,15 +144,23 @@ pub fn scenario(name: &str, seed: u64, seeds: u64) -> Result<Value, String> {
     Ok(out)
 }
 
-fn one_loss(percent: f64, switchml: bool, seed: u64) -> Result<(f64, Value), String> {
+/// SwitchML's slots, and how many ATP ones there are for its server to keep every sum: see `comparison::switchml`.
+const SWITCHML_SLOTS: u32 = 512;
+const SWITCHML_KEPT: u32 = 1 << 14;
+
+/// Packets of a worker's gradients in `loss`.
+const LOSS_PACKETS: usize = 100_000;
+
+fn one_loss(percent: f64, comparison: Comparison, tensors: usize, seed: u64) -> Result<(f64, Value), String> {
     let spec = LinkSpec { loss: percent / 100.0, ..link(100 * GBIT) };
     let mut sim = cluster(&[9], spec, spec, 4096, seed);
     let workers: Vec<u32> = (0..8).collect();
+    let elements = VALUES_BASE * LOSS_PACKETS / tensors;
     // A fabric for which 4 milliseconds are long: 1 ms, as SwitchML's time-out is.
-    let spec = JobSpec { min_rto: MS, ..job(workers, 8, Mode::Shared, (0, 4096), 100, 62 * 1000) };
-    sim.add_job(if switchml {
-        let comparison = Comparison { timeouts_only: true, no_congestion_control: true, linear_index: true };
-        JobSpec { mode: Mode::Reserved, slots: 512, max_window: 512, regions: vec![(0, 512)], comparison, ..spec }
+    let spec = JobSpec { min_rto: MS, comparison, ..job(workers, 8, Mode::Shared, (0, 4096), tensors, elements) };
+    sim.add_job(if comparison == Comparison::SwitchMl {
+        let regions = vec![(0, SWITCHML_SLOTS)];
+        JobSpec { mode: Mode::Reserved, slots: SWITCHML_KEPT, max_window: SWITCHML_SLOTS, regions, ..spec }
     } else {
         spec
     });
@@ -170,18 +178,24 @@ fn one_loss(percent: f64, switchml: bool, seed: u64) -> Result<(f64, Value), Str
 
 fn loss(seeds: &[u64]) -> Result<Value, String> {
     let mut out = json!({});
-    for (key, switchml) in [("atp", false), ("switchml", true)] {
+    // A trainer that has four tensors of 248 kB under way at a time, and one tensor of 24.8 MB.
+    for (key, comparison, tensors) in [
+        ("atp", Comparison::None, 100),
+        ("switchml", Comparison::SwitchMl, 100),
+        ("atp_one_tensor", Comparison::None, 1),
+        ("switchml_one_tensor", Comparison::SwitchMl, 1),
+    ] {
         let mut relative = Map::new();
         let mut details = Map::new();
         let mut base = Vec::new();
         for seed in seeds {
-            base.push(one_loss(0.0, switchml, *seed)?.0);
+            base.push(one_loss(0.0, comparison, tensors, *seed)?.0);
         }
         let base = mean(&base);
         for percent in ["0.001", "0.01", "0.1", "1"] {
             let mut g = Vec::new();
             for seed in seeds {
-                let (rate, detail) = one_loss(percent.parse().unwrap_or(0.0), switchml, *seed)?;
+                let (rate, detail) = one_loss(percent.parse().unwrap_or(0.0), comparison, tensors, *seed)?;
                 g.push(rate);
                 details.insert(percent.to_owned(), detail);
             }
@@ -260,7 +274,7 @@ fn sharing(seeds: &[u64]) -> Result<Value, String> {
 fn hash(seeds: &[u64]) -> Result<Value, String> {
     let mut mean_rate = [Vec::new(), Vec::new()];
     let mut collisions = [0u64; 2];
-    for (i, linear_index) in [false, true].into_iter().enumerate() {
+    for (i, comparison) in [Comparison::None, Comparison::LinearIndex].into_iter().enumerate() {
         for seed in seeds {
             // Enough aggregators for all windows together, if they do not meet.
             let aggregators = 4096;
@@ -268,7 +282,6 @@ fn hash(seeds: &[u64]) -> Result<Value, String> {
             for j in 0..8u32 {
                 let first = 5 * j;
                 let spec = job((first..first + 4).collect(), first + 4, Mode::Shared, (0, aggregators), 10, 62 * 1000);
-                let comparison = Comparison { linear_index, ..Comparison::default() };
                 sim.add_job(JobSpec { slots: 512, max_window: 256, comparison, ..spec });
             }
             run(&mut sim, LIMIT)?;
@@ -284,10 +297,9 @@ fn hash(seeds: &[u64]) -> Result<Value, String> {
 }
 
 /// Three jobs of eight workers and a PS each, at 10 Gbit/s, on `aggregators` in all.
-fn three_busy_jobs(aggregators: u32, no_congestion_control: bool, seed: u64) -> Sim {
+fn three_busy_jobs(aggregators: u32, comparison: Comparison, seed: u64) -> Sim {
     let spec = LinkSpec { delay: 5_000, ..link(10 * GBIT) };
     let mut sim = cluster(&[27], spec, spec, aggregators, seed);
-    let comparison = Comparison { no_congestion_control, ..Comparison::default() };
     for j in 0..3 {
         let spec = job((9 * j..9 * j + 8).collect(), 9 * j + 8, Mode::Shared, (0, aggregators), 100, 62 * 250);
         sim.add_job(JobSpec { slots: 256, max_window: 256, comparison, ..spec });
@@ -297,7 +309,7 @@ fn three_busy_jobs(aggregators: u32, no_congestion_control: bool, seed: u64) -> 
 
 /// Most aggregators in use at once when there are plenty: those of the peak throughput.
 fn peak_aggregators(seed: u64) -> u32 {
-    let mut sim = three_busy_jobs(4096, false, seed);
+    let mut sim = three_busy_jobs(4096, Comparison::None, seed);
     let mut peak = 0;
     let mut at = 0;
     while sim.open_jobs() > 0 && at < LIMIT {
@@ -309,8 +321,8 @@ fn peak_aggregators(seed: u64) -> u32 {
 }
 
 /// Mean goodput of the jobs, and the lowest and highest of one job over ten operations.
-fn on_aggregators(count: u32, no_congestion_control: bool, seed: u64) -> Result<(f64, f64, f64), String> {
-    let mut sim = three_busy_jobs(count, no_congestion_control, seed);
+fn on_aggregators(count: u32, comparison: Comparison, seed: u64) -> Result<(f64, f64, f64), String> {
+    let mut sim = three_busy_jobs(count, comparison, seed);
     run(&mut sim, LIMIT)?;
     let bits = (62 * 250 * 4 * 8 * 10) as f64;
     let (mut low, mut high) = (f64::MAX, 0.0f64);
@@ -328,12 +340,12 @@ fn congestion(seeds: &[u64]) -> Result<Value, String> {
     let (mut with, mut without) = (Vec::new(), Vec::new());
     let (mut with_range, mut without_range) = (Vec::new(), Vec::new());
     let need = peak_aggregators(seeds[0]);
-    let plenty = on_aggregators(4096, false, seeds[0])?.0;
+    let plenty = on_aggregators(4096, Comparison::None, seeds[0])?.0;
     for seed in seeds {
-        let (g, low, high) = on_aggregators(need / 2, false, *seed)?;
+        let (g, low, high) = on_aggregators(need / 2, Comparison::None, *seed)?;
         with.push(g);
         with_range.push([round(low), round(high)]);
-        let (g, low, high) = on_aggregators(need / 2, true, *seed)?;
+        let (g, low, high) = on_aggregators(need / 2, Comparison::NoCongestionControl, *seed)?;
         without.push(g);
         without_range.push([round(low), round(high)]);
     }

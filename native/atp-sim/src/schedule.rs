@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Everything of one run, drawn from its seed: topology, links, jobs, background flows and faults.
 
-use atp_proto::config::Comparison;
 use atp_proto::fixed::Dtype;
 use atp_proto::op::Kind;
 use atp_proto::wire::HEADER_BYTES;
 use atp_proto::{Mode, Nanos};
 
 use crate::check::{Flavour, OpSpec};
+use crate::comparison::Comparison;
 use crate::flow::Flow;
 use crate::net::{LinkSpec, Net};
 use crate::rng::Rng;
@@ -196,7 +196,7 @@ pub fn build(seed: u64) -> Outcome {
             lone_level1: rng.chance(0.5),
             level0_only: rng.chance(0.1),
             linger,
-            comparison: Comparison::default(),
+            comparison: Comparison::None,
         }));
     }
     let mut flows = 0;

@@ -4,10 +4,9 @@
 use std::io::{self, BufWriter, Write};
 
 use atp_proto::Nanos;
-use atp_proto::wire::UDP_PORT;
+use atp_proto::wire::{HEADER_BYTES, Header, UDP_PORT};
 
 use crate::net::{Fate, NO_BUFFER, Net, Node};
-use crate::sim::{describe, fate_text};
 
 pub struct Tracer {
     text: Option<Box<dyn Write>>,
@@ -155,4 +154,44 @@ impl Tracer {
 /// When it cannot be made.
 pub fn file(path: &str) -> io::Result<Box<dyn Write>> {
     Ok(Box::new(BufWriter::new(std::fs::File::create(path)?)))
+}
+
+/// One line about a packet.
+fn describe(data: &[u8]) -> String {
+    let Some(h) = Header::unpack(data) else { return format!("{} bytes", data.len()) };
+    let kind = match (h.is_ack, h.raw_float, h.resend) {
+        (false, false, false) => "gradient",
+        (false, false, true) => "resend",
+        (true, false, false) => "ack",
+        (true, false, true) => "request",
+        (false, true, _) => "raw",
+        (true, true, _) => match h.aggregator_index {
+            2 => "notice",
+            _ => "raw-result",
+        },
+    };
+    let first = data.get(HEADER_BYTES..HEADER_BYTES + 4).map_or(0, |b| i32::from_be_bytes([b[0], b[1], b[2], b[3]]));
+    format!(
+        "{kind:<10} job={} seq={} b0={:#x} b1={:#x} index={}{}{}{} v0={first}",
+        h.job_id,
+        h.sequence,
+        h.bitmap0,
+        h.bitmap1,
+        h.aggregator_index,
+        if h.edge_switch_identifier { " edge" } else { "" },
+        if h.collision { " collision" } else { "" },
+        if h.ecn { " ecn" } else { "" },
+    )
+}
+
+/// Words for a fate.
+fn fate_text(fate: Fate) -> &'static str {
+    match fate {
+        Fate::Sent => "",
+        Fate::Late => " -- late",
+        Fate::Duplicated => " -- twice",
+        Fate::Lost => " -- LOST",
+        Fate::Overflow => " -- DROPPED (queue full)",
+        Fate::LinkDown => " -- DROPPED (link down)",
+    }
 }

@@ -93,16 +93,6 @@ impl LossDetection {
         }
     }
 
-    /// For comparisons: the open sequence that was sent longest ago, and when.
-    pub fn oldest_open(&self, flights: &Flights) -> Option<(u64, Nanos)> {
-        let open = |(tx, seq): (u64, u64)| flights.open(seq).filter(|f| f.tx == tx && !f.lost);
-        self.sent.iter().copied().find_map(open).map(|f| (f.seq, f.sent_at))
-    }
-
-    pub fn forget_oldest(&mut self) {
-        self.sent.pop_front();
-    }
-
     pub fn deadline(&self) -> Option<Nanos> {
         self.lag.map(|l| l.1)
     }

@@ -22,8 +22,8 @@ use self::ops::{Operations, Outcome};
 use self::progress::{Notice, Progress};
 use self::relay::Relay;
 use self::timers::Timers;
-use crate::config::{Comparison, Config, ConfigError, Mode, Role};
-use crate::congestion::{LossJudge, Window};
+use crate::config::{Config, ConfigError, Mode, Role};
+use crate::congestion::{Aimd, Controller};
 use crate::coverage::Topology;
 use crate::failure::{Code, Failure};
 use crate::fixed::RAW_NOTICE;
@@ -38,8 +38,8 @@ const REPEATS: u32 = 3;
 /// A missing rank that was told so repeats a packet at the earliest after this time.
 const NOTICE_PATIENCE: Nanos = 500_000;
 
-/// The worker's state machine.
-pub struct Worker {
+/// The worker's state machine, with its congestion control.
+pub struct Worker<C = Aimd> {
     config: Config,
     /// What every gradient of this worker has in its header.
     header: Header,
@@ -48,12 +48,9 @@ pub struct Worker {
     flights: Flights,
     loss: LossDetection,
     timers: Timers,
-    window: Window,
-    judge: LossJudge,
+    congestion: C,
     relay: Relay,
     progress: Progress,
-    /// For comparisons: a time-out per packet finds losses, nothing else does.
-    timeouts_only: bool,
     counters: Counters,
 }
 
@@ -82,18 +79,20 @@ impl Worker {
     /// # Errors
     /// When the assignment is that of a parameter server.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
-        Self::compared(config, Comparison::default())
+        Self::controlled(config)
     }
+}
 
-    /// The same with what a comparison changes.
+impl<C: Controller> Worker<C> {
+    /// A worker at the start of an epoch, with congestion control of any kind.
     ///
     /// # Errors
     /// When the assignment is that of a parameter server.
-    pub fn compared(config: Config, comparison: Comparison) -> Result<Self, ConfigError> {
+    pub fn controlled(config: Config) -> Result<Self, ConfigError> {
         if config.role != Role::Worker {
             return Err(ConfigError("role is parameterServer, a Worker needs role worker".into()));
         }
-        let table = if comparison.linear_index { IndexTable::linear(&config) } else { IndexTable::new(&config) };
+        let table = IndexTable::new(&config);
         let (max_window, span) = limits(&config, table.aggregators());
         let me = config.workers[usize::from(config.rank)];
         let fan_in = Topology::new(&config).fan_in(me.rack);
@@ -112,16 +111,10 @@ impl Worker {
             flights: Flights::new(config.first_sequence, config.slots, span, table.floor_size()),
             table,
             loss: LossDetection::new(max_window),
-            timers: Timers::new(Rtt::new(config.min_rto, config.max_rto), !comparison.timeouts_only),
-            window: if comparison.no_congestion_control {
-                Window::fixed(max_window)
-            } else {
-                Window::new(config.initial_window.min(max_window), max_window)
-            },
-            judge: LossJudge::default(),
+            timers: Timers::new(Rtt::new(config.min_rto, config.max_rto)),
+            congestion: C::start(config.initial_window.min(max_window), max_window),
             relay: Relay::new(config.switch),
             progress: Progress::default(),
-            timeouts_only: comparison.timeouts_only,
             counters: Counters::default(),
             config,
         })
@@ -217,18 +210,15 @@ impl Worker {
             flight.fast_count += 1;
             flight.flush = flight.fast_count > REPEATS;
         }
-        let rtt = &self.timers.rtt;
-        let congested = self.judge.on_loss(rtt.queue(), rtt.smoothed(), now);
-        if congested && self.window.on_congestion(sent_at, now) {
+        if self.congestion.on_loss(&self.timers.rtt, sent_at, now) {
             self.counters.window_cuts += 1;
         }
     }
 
     fn detect_losses(&mut self, now: Nanos) {
-        loop {
-            let threshold =
-                if self.timeouts_only { u64::MAX } else { self.loss.reordering.effective(self.window.packets()) };
-            let Some(seq) = self.loss.next_overtaken(&self.flights, threshold) else { break };
+        while let Some(seq) =
+            self.loss.next_overtaken(&self.flights, self.loss.reordering.effective(self.congestion.window()))
+        {
             self.mark_overtaken(seq, now);
         }
     }
@@ -255,37 +245,28 @@ impl Worker {
     /// lost too, and each needless resend breaks the aggregation of its sequence.
     fn time_out(&mut self, now: Nanos) {
         self.counters.timeouts += 1;
-        self.window.on_timeout(now);
+        self.congestion.on_timeout(now);
         let seq = self.flights.resend_oldest();
         self.counters.relay_fallbacks += u64::from(self.relay.suspect(now));
         let draw = mix(u64::from(self.config.rank) << 32 ^ self.flights.transmissions()) % 256;
         self.timers.on_timeout(seq, draw, now);
     }
 
-    /// `timeouts_only`: the packet that has waited longest, and when its time is over.
-    fn oldest_timeout(&self) -> Option<(u64, Nanos)> {
-        self.loss.oldest_open(&self.flights).map(|(seq, sent_at)| (seq, sent_at + self.config.min_rto))
-    }
-
     /// A result for `seq`: window, timers, loss detection. `None` for a duplicate.
     fn acknowledge(&mut self, seq: u64, ecn: bool, now: Nanos) -> Option<Flight> {
-        let limited = self.flights.in_flight() + 1 >= self.window.packets();
+        let limited = self.flights.in_flight() + 1 >= self.congestion.window();
         let flight = self.flights.acknowledge(seq)?;
         self.measure(&flight, now);
         if flight.sends > 1 {
             self.loss.on_resent_ack(&flight);
         } else if seq > self.timers.timed_out() + self.flights.span() {
-            self.window.on_progress();
+            self.congestion.on_progress();
         }
-        self.judge.on_ack(self.window.packets());
         if ecn {
-            self.judge.on_mark(now);
             self.counters.ecn_marks += 1;
-            if self.window.on_congestion(flight.sent_at, now) {
-                self.counters.window_cuts += 1;
-            }
+            self.counters.window_cuts += u64::from(self.congestion.on_mark(flight.sent_at, now));
         } else {
-            self.window.on_ack(limited);
+            self.congestion.on_ack(limited);
         }
         let overtook = self.loss.on_ack(&flight);
         self.detect_losses(now);
@@ -321,7 +302,7 @@ impl Worker {
             self.counters.needless_retransmits += u64::from(!flight.lost);
             self.loss.reordering.on_needless_resend(flight.sent_at, now);
         } else {
-            self.loss.reordering.on_ack(self.window.packets());
+            self.loss.reordering.on_ack(self.congestion.window());
         }
     }
 
@@ -332,7 +313,7 @@ impl Worker {
         let Some(fast) = self.loss.take_needless(seq) else { return };
         self.counters.needless_retransmits += 1;
         if !fast {
-            self.window.undo_timeouts();
+            self.congestion.undo_timeouts();
         }
     }
 
@@ -366,7 +347,7 @@ impl Worker {
                 }
             }
         } else if seq < self.flights.next() {
-            self.window.undo_timeouts();
+            self.congestion.undo_timeouts();
             self.relay.trust(now);
             if let Some(flight) = self.flights.open(seq).filter(|f| f.sends == 2 && !f.lost) {
                 // Only resends are answered so, and this was the only one.
@@ -406,7 +387,7 @@ impl Worker {
     }
 }
 
-impl Endpoint for Worker {
+impl<C: Controller> Endpoint for Worker<C> {
     fn handle(&mut self, from: SocketAddrV4, ce: bool, data: &[u8], now: Nanos) {
         self.counters.packets_received += 1;
         self.counters.bytes_received += data.len() as u64;
@@ -448,7 +429,7 @@ impl Endpoint for Worker {
     }
 
     fn poll_transmit(&mut self, now: Nanos, buffer: &mut [u8]) -> Option<Transmit> {
-        match self.flights.turn(self.window.packets()) {
+        match self.flights.turn(self.congestion.window()) {
             Turn::Nothing => None,
             Turn::Again(seq) => Some(self.transmit(seq, now, buffer)),
             Turn::New => {
@@ -468,9 +449,6 @@ impl Endpoint for Worker {
 
     fn poll_timeout(&self) -> Option<Nanos> {
         let stall = (!self.ops.is_empty()).then(|| self.progress.at + self.config.stall_timeout);
-        if self.timeouts_only {
-            return [self.oldest_timeout().map(|t| t.1), stall].into_iter().flatten().min();
-        }
         [self.timers.deadline(), self.loss.deadline(), stall].into_iter().flatten().min()
     }
 
@@ -479,19 +457,6 @@ impl Endpoint for Worker {
             let open = self.flights.base()..self.flights.next();
             let text = self.progress.stall_text(&self.config, self.ops.oldest(), open, now);
             self.fail_all(Code::Stalled, &text);
-            return;
-        }
-        if self.timeouts_only {
-            while let Some((seq, at)) = self.oldest_timeout()
-                && now >= at
-            {
-                self.counters.timeouts += 1;
-                self.loss.forget_oldest();
-                self.flights.mark_lost(seq, false);
-                if let Some(flight) = self.flights.open_mut(seq) {
-                    flight.flush = flight.sends > 1;
-                }
-            }
             return;
         }
         if let Some(limit) = self.loss.take_lagging(now) {
@@ -515,10 +480,11 @@ impl Endpoint for Worker {
 
     fn snapshot(&self) -> Snapshot {
         let rtt = &self.timers.rtt;
+        let (window, ssthresh) = self.congestion.gauges();
         Snapshot {
             counters: self.counters,
-            window: self.window.size(),
-            ssthresh: self.window.ssthresh(),
+            window,
+            ssthresh,
             rtt_seconds: rtt.smoothed_seconds(),
             rto_seconds: self.timers.rto() as f64 * 1e-9,
             in_flight: self.flights.in_flight(),

@@ -9,8 +9,6 @@ const PROBES: usize = 8;
 
 pub(super) struct Timers {
     pub rtt: Rtt,
-    /// For comparisons: probes are sent.
-    probing: bool,
     rto_at: Option<Nanos>,
     /// Time-outs in a row.
     backoff: u32,
@@ -23,8 +21,8 @@ pub(super) struct Timers {
 }
 
 impl Timers {
-    pub fn new(rtt: Rtt, probing: bool) -> Self {
-        Self { rtt, probing, rto_at: None, backoff: 0, probe_at: None, probes: 0, probed_at: 0, timed_out: 0 }
+    pub fn new(rtt: Rtt) -> Self {
+        Self { rtt, rto_at: None, backoff: 0, probe_at: None, probes: 0, probed_at: 0, timed_out: 0 }
     }
 
     pub fn on_sent(&mut self, now: Nanos) {
@@ -54,7 +52,7 @@ impl Timers {
 
     /// Set the time of the next probe, if it comes before the time-out.
     fn arm_probe(&mut self, now: Nanos) {
-        let wait = if !self.probing || self.probe_packets() == 0 { None } else { self.rtt.probe(self.probes) };
+        let wait = if self.probe_packets() == 0 { None } else { self.rtt.probe(self.probes) };
         self.probe_at = wait.map(|wait| now + wait).filter(|at| self.rto_at.is_none_or(|rto| *at < rto));
     }
 
