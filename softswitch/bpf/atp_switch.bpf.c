@@ -37,7 +37,11 @@
 #define ATP_FRAGMENT_OFFSET 0x1fff /* in units of 8 bytes: the UDP header is in the first fragment */
 #define ATP_SEGMENTS_MAX 128u      /* of a superframe: UDP_MAX_SEGMENTS of the kernel */
 
-char LICENSE[] SEC("license") = "Dual BSD/GPL";
+/*
+ * The kernel knows a fixed list of strings (include/linux/license.h) and lets only those use GPL-only helpers. "GPL"
+ * names the one licence of the SPDX line above that is on it; no string there says "or Apache".
+ */
+char LICENSE[] SEC("license") = "GPL";
 
 struct atp_aggregator {
     struct atp_aggregator_head head;
