@@ -144,7 +144,7 @@ struct atp_switch_options {
     uint32_t aggregators; /* number of aggregators, 1..65536 */
     uint32_t values;      /* largest profile: 62, 350 or 870 */
     uint64_t stale_ns;    /* T; 0: ATP_STALE_NS */
-    /* Where the compiled BPF objects are (BPF only); NULL: $ATP_OBJECT_DIR, else the directory of this library. */
+    /* Where the compiled BPF objects are (BPF only); NULL: $ATP_SWITCH_OBJECT_DIR, else the directory of this library. */
     const char *object_dir;
     /*
      * BPF: a folder of a BPF file system where maps and attachments outlive the switch; whoever opens it next takes them

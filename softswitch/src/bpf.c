@@ -491,7 +491,7 @@ static const struct atp_backend bpf_backend = {
     .close = bpf_close,
 };
 
-/* Directory of the objects: as given, else ATP_OBJECT_DIR, else that of this library. */
+/* Directory of the objects: as given, else ATP_SWITCH_OBJECT_DIR, else that of this library. */
 static int object_path(const struct atp_switch_options *options, char *path, size_t size) {
     const char *directory = options->object_dir;
     char own[PATH_MAX];
@@ -499,7 +499,7 @@ static int object_path(const struct atp_switch_options *options, char *path, siz
     int length;
 
     if (directory == NULL)
-        directory = getenv("ATP_OBJECT_DIR");
+        directory = getenv("ATP_SWITCH_OBJECT_DIR");
     if (directory == NULL && dladdr((void *)&object_path, &self) != 0 && self.dli_fname != NULL &&
         strlen(self.dli_fname) < sizeof(own)) {
         char *slash;
