@@ -2,7 +2,7 @@
 """Nanoseconds a packet of the BPF program that aggregates, with all its checks on.
 
 One frame is run again and again (BPF_PROG_TEST_RUN with repeat). A small prologue, compiled into the benchmark's
-objects only (ATP_BENCH in softswitch/bpf/atp_switch.bpf.c), turns each run into the packet of the next worker: 31
+objects only (softswitch/testing/atp_switch_bench.bpf.c), turns each run into the packet of the next worker: 31
 workers of a rack of 32 send sequence after sequence, each in the next aggregator. So every timed packet is admitted,
 locks its aggregator and stores (1 of 31) or adds (30 of 31) all its values; none is a duplicate and none completes.
 The job is guarded: source and destination are looked up among its hosts.

@@ -44,6 +44,7 @@ SIMULATOR = Wheel(
         "native/atp-sim",
         "native/Cargo.lock",
         "softswitch/include",
+        "softswitch/core",
         "softswitch/src",
     ),
 )

@@ -5,20 +5,24 @@ use std::path::Path;
 
 fn main() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../softswitch");
-    let sources = ["control.c", "native.c", "relay.c"].map(|f| root.join("src").join(f));
-    let include = root.join("include");
-    // The generated wire header names one constant twice, of equal value: -isystem keeps the compiler quiet about it.
+    // src/ itself, without its folder src/kernel: all that needs no libbpf.
+    let mut sources: Vec<_> = std::fs::read_dir(root.join("src"))
+        .expect("the sources of the software switch")
+        .map(|entry| entry.expect("an entry of softswitch/src").path())
+        .filter(|path| path.extension().is_some_and(|end| end == "c"))
+        .collect();
+    sources.sort();
     cc::Build::new()
         .files(&sources)
-        .flag("-isystem")
-        .flag(include.to_str().expect("a path in UTF-8"))
+        .include(root.join("include"))
+        .include(&root)
         .std("gnu11")
         .flag("-fno-strict-aliasing")
         .flag("-pthread")
         .opt_level(2)
         .compile("atp_switch_native");
     println!("cargo:rustc-link-lib=pthread");
-    for dir in [root.join("src"), include] {
-        println!("cargo:rerun-if-changed={}", dir.display());
+    for dir in ["include", "core", "src"] {
+        println!("cargo:rerun-if-changed={}", root.join(dir).display());
     }
 }

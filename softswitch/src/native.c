@@ -5,17 +5,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "switch.h"
-
-struct atp_native {
-    uint8_t *aggregators;
-    size_t stride; /* bytes of one aggregator: head and pairs */
-    struct atp_counters counters[ATP_JOBS];
-    bool test_clock;
-    uint64_t test_clock_ns;
-    uint64_t last_ns; /* of the last packet: the clock for sweeps of a switch whose time is an argument */
-    struct atp_relay *relay;
-};
+#include "core/values.h"
+#include "native.h"
 
 static struct atp_aggregator_head *native_head(const struct atp_native *n, uint32_t index) {
     return (struct atp_aggregator_head *)(void *)(n->aggregators + n->stride * index);
@@ -35,10 +26,7 @@ static int native_scan(struct atp_switch *sw, enum atp_scan_op op, uint8_t job_i
 
     for (uint32_t i = 0; i < sw->aggregators; i++) {
         struct atp_aggregator_head *head = native_head(sw->native, i);
-        if (head->key == 0)
-            continue;
-        if (op == ATP_SCAN_SWEEP ? !atp_is_stale(head, now_ns, sw->stale_ns)
-                                 : job_id != 0 && head->key >> ATP_JOB_ID_SHIFT != job_id)
+        if (!atp_scan_matches(head, op, job_id, now_ns, sw->stale_ns))
             continue;
         found++;
         if (op != ATP_SCAN_COUNT)
@@ -73,15 +61,21 @@ static void native_free(struct atp_switch *sw) {
     sw->native = NULL;
 }
 
+static void native_close(struct atp_switch *sw) {
+    if (sw->native->source != NULL)
+        sw->native->source->stop(sw);
+    native_free(sw);
+}
+
 static const struct atp_backend native_backend = {
     .barrier = native_barrier,
     .scan = native_scan,
     .read_counters = native_read_counters,
     .read_aggregator = native_read_aggregator,
-    .close = native_free,
+    .close = native_close,
 };
 
-static int native_open(const struct atp_switch_options *options, bool test_clock, struct atp_switch **out) {
+ATP_EXPORT int atp_switch_open_native(const struct atp_switch_options *options, struct atp_switch **out) {
     struct atp_switch *sw;
     struct atp_tables *t;
     int result = atp_switch_new(options, &sw);
@@ -97,7 +91,6 @@ static int native_open(const struct atp_switch_options *options, bool test_clock
     t->groups = calloc((size_t)2 * ATP_GROUPS, sizeof(*t->groups));
     t->queues = calloc(ATP_QUEUES, sizeof(*t->queues));
     if (sw->native != NULL) {
-        sw->native->test_clock = test_clock;
         sw->native->stride = sizeof(struct atp_aggregator_head) + sw->values / 2 * sizeof(uint64_t);
         sw->native->aggregators = calloc(sw->aggregators, sw->native->stride);
     }
@@ -112,38 +105,15 @@ static int native_open(const struct atp_switch_options *options, bool test_clock
     return 0;
 }
 
-ATP_EXPORT int atp_switch_open_native(const struct atp_switch_options *options, struct atp_switch **out) {
-    return native_open(options, false, out);
-}
-
-ATP_EXPORT int atp_test_open_native(const struct atp_switch_options *options, struct atp_switch **out) {
-    return native_open(options, true, out);
-}
-
-uint32_t atp_ps_port(const struct atp_job_entry *job) {
-    for (uint32_t i = 0; i < ATP_PS_PORTS_MAX; i++)
-        if (job->ps_port[i] != 0)
-            return job->ps_port[i];
-    return 0;
-}
-
 uint64_t atp_native_now(const struct atp_switch *sw) {
     struct timespec now;
 
     if (sw->native->test_clock)
         return sw->native->test_clock_ns;
-    if (sw->native->relay == NULL && sw->native->last_ns != 0)
+    if (sw->native->source == NULL && sw->native->last_ns != 0)
         return sw->native->last_ns;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-void atp_native_set_clock(struct atp_switch *sw, uint64_t now_ns) {
-    sw->native->test_clock_ns = now_ns;
-}
-
-struct atp_relay **atp_native_relay(struct atp_switch *sw) {
-    return &sw->native->relay;
 }
 
 void atp_native_count(struct atp_switch *sw, uint8_t job_id, enum atp_counter counter, uint64_t add) {
@@ -244,8 +214,8 @@ int atp_native_packet(struct atp_switch *sw, uint32_t ingress_port, uint32_t dst
     job = &sw->tables.jobs[sw->tables.job_slots[job_id] - 1];
     c = n->counters[job_id].c;
     c[ATP_C_BYTES_IN] += bytes;
-    /* Behind a relay all packets have the relay's address, so that the PS could not tell who sends raw ones. */
-    admit_raw = n->relay != NULL || job->hosts != 0;
+    /* Behind a relay all packets have its address, so that the PS could not tell who sends raw ones. */
+    admit_raw = n->source != NULL || job->hosts != 0;
     switch (atp_admit(job, &h, ingress_port, (uint32_t)length, admit_raw, c, &admitted)) {
     case ATP_ACK:
     case ATP_ACK_ONE:

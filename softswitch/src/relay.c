@@ -15,13 +15,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "switch.h"
+#include "native.h"
 
 #define RELAY_BATCH 64u
 #define RELAY_BUFFER 4096u /* more than the largest profile */
 #define RELAY_SOCKET_BUFFER (8 << 20)
 
 struct atp_relay {
+    struct atp_packet_source source; /* first */
     struct atp_switch *sw;
     pthread_t thread;
     int socket;
@@ -151,6 +152,23 @@ static void relay_free(struct atp_relay *r) {
     free(r);
 }
 
+static struct atp_relay *relay_of(const struct atp_switch *sw) {
+    return (struct atp_relay *)(void *)sw->native->source;
+}
+
+static void relay_stop(struct atp_switch *sw) {
+    struct atp_relay *r = relay_of(sw);
+    const uint64_t one = 1;
+
+    while (write(r->stop, &one, sizeof(one)) < 0 && errno == EINTR)
+        ;
+    pthread_join(r->thread, NULL);
+    pthread_mutex_lock(&sw->lock);
+    sw->native->source = NULL;
+    pthread_mutex_unlock(&sw->lock);
+    relay_free(r);
+}
+
 ATP_EXPORT int atp_relay_start(struct atp_switch *sw, uint32_t address, uint16_t port) {
     struct atp_relay *r;
     int result;
@@ -159,11 +177,12 @@ ATP_EXPORT int atp_relay_start(struct atp_switch *sw, uint32_t address, uint16_t
         return -ENOTSUP;
     if (address == 0 || port == 0)
         return -EINVAL;
-    if (*atp_native_relay(sw) != NULL)
+    if (sw->native->source != NULL)
         return -EALREADY;
     r = calloc(1, sizeof(*r));
     if (r == NULL)
         return -ENOMEM;
+    r->source.stop = relay_stop;
     r->sw = sw;
     r->address = address;
     r->port = port;
@@ -175,11 +194,11 @@ ATP_EXPORT int atp_relay_start(struct atp_switch *sw, uint32_t address, uint16_t
         return result;
     }
     pthread_mutex_lock(&sw->lock);
-    *atp_native_relay(sw) = r;
+    sw->native->source = &r->source;
     pthread_mutex_unlock(&sw->lock);
     result = pthread_create(&r->thread, NULL, relay_run, r);
     if (result != 0) {
-        *atp_native_relay(sw) = NULL;
+        sw->native->source = NULL;
         relay_free(r);
         return -result;
     }
@@ -187,20 +206,10 @@ ATP_EXPORT int atp_relay_start(struct atp_switch *sw, uint32_t address, uint16_t
 }
 
 ATP_EXPORT int atp_relay_stop(struct atp_switch *sw) {
-    struct atp_relay *r;
-    const uint64_t one = 1;
-
     if (sw->native == NULL)
         return -ENOTSUP;
-    r = *atp_native_relay(sw);
-    if (r == NULL)
+    if (sw->native->source == NULL)
         return -ENOENT;
-    while (write(r->stop, &one, sizeof(one)) < 0 && errno == EINTR)
-        ;
-    pthread_join(r->thread, NULL);
-    pthread_mutex_lock(&sw->lock);
-    *atp_native_relay(sw) = NULL;
-    pthread_mutex_unlock(&sw->lock);
-    relay_free(r);
+    relay_stop(sw);
     return 0;
 }

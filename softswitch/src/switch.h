@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
-/* Inside libatp_switch: tables that control.c fills alike for every data path, and what differs between those. */
+/*
+ * Inside libatp_switch: a switch, its tables, and what a data path does for the control plane (struct atp_backend). The
+ * control plane (jobs.c, hosts.c, groups.c, queues.c, aggregators.c, tables.c) knows no data path, and these know of it
+ * only what is declared here; the relay knows the native one, which knows no relay.
+ */
 #ifndef ATP_SWITCH_INTERNAL_H
 #define ATP_SWITCH_INTERNAL_H
 
@@ -7,9 +11,10 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "atp_guard.h"
-#include "atp_switch_shared.h"
-#include "atp_testing.h"
+#include "atp_control.h"
+#include "core/aggregator.h"
+#include "core/guard.h"
+#include "core/queue.h"
 
 #define ATP_EXPORT __attribute__((visibility("default")))
 
@@ -72,27 +77,37 @@ struct atp_switch {
     struct atp_native *native; /* NULL: BPF */
 };
 
+static inline int locked(struct atp_switch *sw) {
+    return pthread_mutex_lock(&sw->lock);
+}
+
+static inline int unlocked(struct atp_switch *sw, int result) {
+    pthread_mutex_unlock(&sw->lock);
+    return result;
+}
+
+/* What packets read meanwhile is stored as a whole. */
+static inline void store64(uint64_t *word, uint64_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
+static inline void store32(uint32_t *word, uint32_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
 /* Check the options and make the common part; the caller fills in tables and backend. */
 int atp_switch_new(const struct atp_switch_options *options, struct atp_switch **out);
 bool atp_is_profile(uint32_t values);
 /* The tables hold what an earlier switch wrote: find out what that is. */
 int atp_switch_take_over(struct atp_switch *sw);
-/* The port towards the PS: the first that is configured, 0 if none. */
-uint32_t atp_ps_port(const struct atp_job_entry *job);
 
-/* atp_test_set_clock(), by data path. */
-void atp_native_set_clock(struct atp_switch *sw, uint64_t now_ns);
-
-/* One packet through the native core, the switch locked. */
-typedef void (*atp_forward_fn)(void *context, uint32_t egress_port, uint32_t dst_ip, uint16_t dst_port,
-                               const uint8_t *payload, size_t length, int ecn);
-int atp_native_packet(struct atp_switch *sw, uint32_t ingress_port, uint32_t dst_ip, int ce, uint8_t *payload,
-                      size_t length, uint64_t now_ns, atp_forward_fn forward, void *context);
-/* The clock of the native data path: monotonic, or the test's. */
-uint64_t atp_native_now(const struct atp_switch *sw);
-void atp_native_count(struct atp_switch *sw, uint8_t job_id, enum atp_counter counter, uint64_t add);
-/* The relay's place in the native data path. */
-struct atp_relay;
-struct atp_relay **atp_native_relay(struct atp_switch *sw);
+/* The entry of a job that packets use, or would if the job were known. */
+struct atp_job_entry *atp_job_entry(struct atp_switch *sw, uint32_t job_id);
+/* Tell the data path how many jobs the switch knows but has no host of. */
+void atp_count_unguarded(struct atp_switch *sw);
+/* A job's packets towards the PS fill the phantom queue of its first PS port: find that again. */
+void atp_link_queue(struct atp_switch *sw, struct atp_job_entry *entry);
+int atp_hosts_take_over(struct atp_switch *sw);
+int atp_hosts_clear(struct atp_switch *sw);
 
 #endif

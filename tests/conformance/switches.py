@@ -126,8 +126,12 @@ EMIT = ctypes.CFUNCTYPE(
 )
 
 
-def load_library(path: Path = BUILD / "libatp_switch.so") -> ctypes.CDLL:
-    """Load the control library.
+LIBRARY = BUILD / "testing" / "libatp_switch_testing.so"
+"""The shipped library and, linked with it, what tests need (softswitch/testing)."""
+
+
+def load_library(path: Path = LIBRARY) -> ctypes.CDLL:
+    """Load the control library with the functions of atp_testing.h.
 
     Raises:
         FileNotFoundError: it is not built.

@@ -100,7 +100,7 @@ def test_wrap_in_the_endpoints() -> None:
 def test_wrap_at_a_switch() -> None:
     """Fault: an aggregator that was left incomplete one wrap ago has the same key as a packet of now, and its old
     values enter the new sum. Rule: whoever meets an aggregator idle for longer than T takes it as free, a packet
-    with the same key too; T is shorter than a wrap (atp_decide in softswitch/include/atp_switch_core.h)."""
+    with the same key too; T is shorter than a wrap (atp_decide in softswitch/core/aggregator.h)."""
     stale = 100_000_000
     switch = NativeSwitch(8, 62, stale)
     try:

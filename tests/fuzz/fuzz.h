@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "atp_switch_core.h"
-#include "atp_testing.h"
+#include "atp_control.h"
+#include "core/job.h"
 
 /* Ingress ports. */
 enum { PORT_WORKER0 = 1, PORT_WORKER1, PORT_EDGE, PORT_TRANSIT, PORT_PS, PORT_STRANGER };

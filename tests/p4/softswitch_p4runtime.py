@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bmv2.p4runtime import Controller
-from conformance.switches import BUILD, Aggregator, TcSwitch
+from conformance.switches import LIBRARY, Aggregator, TcSwitch
 from finsy.proto import p4r
 from p4runtime_tables import P4RuntimeTables
 
@@ -69,7 +69,7 @@ class P4RuntimeTcSwitch(P4RuntimeTables, TcSwitch):
         self.held = {}
         self.directory = Path(tempfile.mkdtemp(prefix="atp-p4runtime-"))
         try:
-            adopted = AdoptedLibrary(BUILD / "libatp_switch.so", self.handle, aggregators, values)
+            adopted = AdoptedLibrary(LIBRARY, self.handle, aggregators, values)
             address = f"unix:{self.directory}/grpc"
             self.server = Server(adopted, address)
             self.controller = Controller(address, contract_path(), b"atp")

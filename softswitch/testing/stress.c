@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "atp_testing.h"
+#include "atp_control.h"
 
 #define STRESS_AGGREGATORS 16u
 #define STRESS_PACKETS 200000u

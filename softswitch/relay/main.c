@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "atp_switch_core.h"
+#include "atp_control.h"
 
 #define LINE_MAX_BYTES 512
 

@@ -17,7 +17,7 @@
 #include <bpf/bpf.h>
 #include <bpf/libbpf.h>
 
-#include "atp_switch_shared.h"
+#include "bpf/shared.h"
 #include "pins.h"
 
 #define BPF_FS 0xcafe4a11 /* BPF_FS_MAGIC */

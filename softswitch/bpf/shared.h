@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
-/* What the BPF programs and the library that loads them share besides the state machine's own structures. */
-#ifndef ATP_SWITCH_SHARED_H
-#define ATP_SWITCH_SHARED_H
+/* What the BPF programs and the library that loads them share besides the structures of core/. */
+#ifndef ATP_BPF_SHARED_H
+#define ATP_BPF_SHARED_H
 
 #include <stdint.h>
 
+#include "atp_wire.h"
+
 /* Head (4 words) and values of an aggregator of the largest profile. */
-#define ATP_COPY_WORDS (4 + 870 / 2)
+#define ATP_COPY_WORDS (4 + ATP_VALUES_JUMBO / 2)
 
 /*
  * Maps that outlive a switch's process (atp_switch_options.pin_dir) are taken over by the next one only if this number
@@ -21,13 +23,6 @@ struct atp_settings {
     uint32_t test_clock; /* 1: the clock is atp_control_area.test_clock_ns */
 };
 
-enum atp_scan_op {
-    ATP_SCAN_COUNT, /* aggregators of the job, 0: of any */
-    ATP_SCAN_FREE,  /* free those of the job */
-    ATP_SCAN_SWEEP, /* free the stale ones */
-    ATP_SCAN_READ,  /* copy the last one visited to `copy` */
-};
-
 /*
  * Section .bss. A scan is one run of the program atp_scan over [start, end): compare and free must be one step under
  * the aggregator's lock, and a copy must be of one moment, which accesses from user space are not.
@@ -37,7 +32,7 @@ struct atp_control_area {
     /* Data path clock: jiffies * tick_ns + base_ns; tick_ns 0: the kernel's coarse monotonic clock. */
     uint64_t tick_ns;
     uint64_t base_ns;
-    /* Known jobs without hosts: then whoever sends to the ATP port counts as a part of them, see atp_guard.h. */
+    /* Known jobs without hosts: then whoever sends to the ATP port counts as a part of them, see core/guard.h. */
     uint64_t unguarded_jobs;
     /* Drawn when the maps are made: whoever keeps books about them can tell them from others. */
     uint64_t token;

@@ -2,12 +2,12 @@
 /*
  * Who may speak to whom: the guard at both ends of a job (docs/security.md). The state machine admits by port and bit;
  * the guard comes first and judges by address. Two hosts of one job may exchange that job's packets, each from its own
- * port; what is neither from nor to a host of a job is none of ATP's business. Pure, as atp_switch_core.h.
+ * port; what is neither from nor to a host of a job is none of ATP's business.
  */
-#ifndef ATP_GUARD_H
-#define ATP_GUARD_H
+#ifndef ATP_CORE_GUARD_H
+#define ATP_CORE_GUARD_H
 
-#include "atp_switch_core.h"
+#include "core/job.h"
 
 enum atp_guard_verdict {
     ATP_GUARD_FOREIGN,     /* neither end is a host of a job: ordinary traffic */
