@@ -37,6 +37,14 @@ class Switch:
 
 
 @dataclass(frozen=True)
+class Drop:
+    """Why a guard dropped a packet."""
+
+    name: str
+    doc: str
+
+
+@dataclass(frozen=True)
 class Endpoint:
     """A counter of the transport; ``metric`` is its Prometheus name, if it is exported."""
 
@@ -53,6 +61,7 @@ class Counters:
 
     events: tuple[Event, ...]
     switch: tuple[Switch, ...]
+    drop: tuple[Drop, ...]
     endpoint: tuple[Endpoint, ...]
 
 
@@ -90,10 +99,13 @@ def load() -> Counters:
         Endpoint(e["name"], e.get("unit", "packets"), e["doc"], e.get("metric", ""), e.get("grows", ""))
         for e in data["endpoint"]
     ]
-    for names in ([each.name for each in switch], [each.name for each in endpoint]):
+    drop = [Drop(**entry) for entry in data["drop"]]
+    for names in ([each.name for each in part] for part in (switch, drop, endpoint)):
         if len(set(names)) != len(names):
             raise ValueError("two counters of one part have the same name")
-    return Counters(tuple(sorted(events.values(), key=lambda event: event.code)), tuple(switch), tuple(endpoint))
+    return Counters(
+        tuple(sorted(events.values(), key=lambda event: event.code)), tuple(switch), tuple(drop), tuple(endpoint)
+    )
 
 
 def switch_module(counters: Counters) -> str:
@@ -123,7 +135,9 @@ def switch_module(counters: Counters) -> str:
         codes = ", ".join(str(event.code) for event in each.tna)
         rest = [f"({codes}{',' if len(each.tna) == 1 else ''})"] if each.tna else []
         out += _call("SwitchCounter", each, rest + (["software=True"] if each.software else []))
-    return "\n".join([*out, ")", ""])
+    out += [")", "", "DROPS = ("]
+    out += [f'    "{each.name}",  # {each.doc}' for each in counters.drop]
+    return "\n".join([*out, ")", '"""Why a guard drops packets; counted by port."""', ""])
 
 
 def endpoint_module(counters: Counters) -> str:
@@ -160,6 +174,32 @@ def _call(kind: str, each: Switch | Endpoint, rest: list[str]) -> list[str]:
     if len(f"        {line}") <= 120:
         return [f"    {kind}(", f"        {line}", "    ),"]
     return [f"    {kind}(", *(f"        {argument}," for argument in arguments), "    ),"]
+
+
+def c_header(counters: Counters) -> str:
+    out = [
+        "/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */",
+        f"/* What a switch counts. {NOTE} */",
+        "#ifndef ATP_COUNTERS_H",
+        "#define ATP_COUNTERS_H",
+        "",
+        "/* Counters of one job; of job 0: packets that belong to no known job. */",
+        "enum atp_counter {",
+    ]
+    out += [f"    ATP_C_{each.name.upper()}, /* {each.doc} */" for each in counters.switch]
+    out += [
+        "    ATP_COUNTERS",
+        "};",
+        "",
+        "/* What was dropped of the packets that came in at one port. */",
+        "enum atp_drop {",
+    ]
+    out += [f"    ATP_D_{each.name.upper()}, /* {each.doc} */" for each in counters.drop]
+    out += ["    ATP_DROPS", "};", "", "/* Names in the order of the numbers, as of metrics. */"]
+    for kind, each_of in (("COUNTER", counters.switch), ("DROP", counters.drop)):
+        named = [f'"{each.name}"' for each in each_of]
+        out += [f"#define ATP_{kind}_NAMES \\", *(f"    {name}, \\" for name in named[:-1]), f"    {named[-1]}", ""]
+    return "\n".join([*out, "#endif", ""])
 
 
 def rust_module(counters: Counters) -> str:
@@ -205,6 +245,7 @@ def targets() -> dict[Path, str]:
     return {
         ROOT / "proto/atp_api/counters.py": switch_module(counters),
         ROOT / "sidecar/atp_sidecar/counters.py": endpoint_module(counters),
+        ROOT / "softswitch/include/atp_counters.h": c_header(counters),
         ROOT / "native/atp-proto/src/counters.rs": rust_module(counters),
         **docs.renewed("metrics.md", tables(counters), "counters.toml"),
     }

@@ -83,3 +83,12 @@ SWITCH = (
         software=True,
     ),
 )
+
+DROPS = (
+    "source",  # Sent to a job's host by somebody who is none of that job, or with another port's address.
+    "destination",  # Sent by a job's host to somebody who is none of its job.
+    "malformed",  # Between hosts of a job: fragment, IP options, lengths that disagree, shorter than the header.
+    "forged",  # Between hosts of a job: another's bits, an ACK by a worker, another job ID.
+    "admission",  # Refused by the state machine; also counted by job.
+)
+"""Why a guard drops packets; counted by port."""

@@ -8,6 +8,7 @@
 
 #include <stdint.h>
 
+#include "atp_counters.h"
 #include "atp_wire.h"
 
 #define ATP_REGIONS_MAX 4u
@@ -77,50 +78,10 @@ struct atp_host {
     uint8_t zero;
 };
 
-/* What was dropped of the packets that came in at one port. One home of their order: atp_drop_names(). */
-enum atp_drop {
-    ATP_D_SOURCE,      /* sent to a job's host by somebody who is none of that job, or with another port's address */
-    ATP_D_DESTINATION, /* sent by a job's host to somebody who is none of its job */
-    ATP_D_MALFORMED, /* between hosts of a job: fragment, IP options, lengths that disagree, shorter than the header */
-    ATP_D_FORGED,    /* between hosts of a job: another's bits, an ACK by a worker, another job ID */
-    ATP_D_ADMISSION, /* refused by the state machine; also counted by job */
-    ATP_DROPS
-};
-
 struct atp_port_drops {
     uint32_t port;
     uint32_t last_source; /* IPv4 address of the last packet that was dropped, host order */
     uint64_t dropped[ATP_DROPS];
-};
-
-/* Counters of one job; of job 0: packets that belong to no known job. One home of their order: atp_counter_names(). */
-enum atp_counter {
-    ATP_C_ALLOCATED,
-    ATP_C_AGGREGATED,
-    ATP_C_COMPLETED,
-    ATP_C_COLLISIONS,
-    ATP_C_DUPLICATES,
-    ATP_C_REEMITTED,
-    ATP_C_STALE_TAKEOVERS,
-    ATP_C_RESEND_PARTIALS,
-    ATP_C_RESEND_PASSED,
-    ATP_C_RELEASED,
-    ATP_C_ACKS,
-    ATP_C_ECN_MARKED,
-    ATP_C_PASSED_RAW_FLOAT,
-    ATP_C_PASSED_TRANSIT,
-    ATP_C_PASSED_UNKNOWN_JOB,
-    ATP_C_REJECTED_SHORT,
-    ATP_C_REJECTED_LENGTH,
-    ATP_C_REJECTED_BIT,
-    ATP_C_REJECTED_INDEX,
-    ATP_C_REJECTED_ACK_SOURCE,
-    ATP_C_BYTES_IN,
-    ATP_C_BYTES_OUT,
-    ATP_C_PASSED_GSO,       /* tc: superframes, which are checked packet by packet but not aggregated */
-    ATP_C_DROPPED_NO_ROUTE, /* relay: nothing says where the packet must go */
-    ATP_C_DROPPED_BUSY,     /* BPF: another core held the aggregator for longer than a program may wait */
-    ATP_COUNTERS
 };
 
 /* State of one aggregator, for register reads, sweeps and tests. */

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from finsy.proto import p4i
 
-from atp_api.counters import SWITCH
+from atp_api.counters import DROPS, SWITCH
 
 from .entries import ACTIONS, FIELDS, GUARDED, HOST_PIECES, OPTIONAL
 
@@ -35,7 +35,7 @@ EVENT_SHIFT = 8
 
 
 # What a P4 program drops of and for hosts, by the low three bits of a kind (K_ codes), in words of the software switch.
-DROP_REASONS = ("source", "destination", "malformed", "forged", "admission", "admission", "admission", "admission")
+DROP_REASONS = (*DROPS, *DROPS[-1:] * (8 - len(DROPS)))
 DROP_SHIFT = 9
 """A cell of the counter `drops` is reason << 9 | port."""
 
