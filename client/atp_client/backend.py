@@ -73,6 +73,19 @@ def _sendable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def _takes_store() -> bool:
+    """Whether a subclass of ProcessGroup can be made with a store: several versions after torch 2.5 fail at it."""
+
+    class Probe(dist.ProcessGroup):  # type: ignore[misc]
+        pass
+
+    try:
+        Probe(dist.HashStore(), 0, 1)
+    except TypeError:
+        return False
+    return True
+
+
 class _Gloo(dist.ProcessGroupGloo):  # type: ignore[misc]
     """The gloo backend; tells its owner when torch sets the time-out."""
 
@@ -85,6 +98,7 @@ class _Gloo(dist.ProcessGroupGloo):  # type: ignore[misc]
             owner.timeout_is(timeout)
 
 
+_STORE = not _OLD_TORCH and _takes_store()
 _LINGER_SECONDS = 1.0
 _lingering: deque[tuple[float, Any]] = deque()
 _letting_go = threading.Lock()
@@ -124,7 +138,8 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, group: Group | None) -> None:
         _let_go()
         prefix = dist.PrefixStore("atp/gloo", store)
-        super().__init__(*self._arguments(prefix, rank, size, timeout))
+        arguments = self._arguments(prefix, rank, size, timeout)
+        super().__init__(*(arguments if len(arguments) != 3 or _STORE else (rank, size)))
         self._gloo = _Gloo(prefix, rank, size, timeout=timeout)
         self._gloo.owner = weakref.ref(self)
         weakref.finalize(self, _linger, self._gloo).atexit = False
