@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure every scenario of the simulator and draw the figures.
 
-``python bench/simulator/figures.py [--runs N] [--out DIR]`` runs the real transport and switch core on simulated
-networks, with seeds 1 to N. ``figures.json`` holds all results with their seeds; the SVG files show them.
+``python bench/simulator/figures.py [SCENARIO ..] [--runs N] [--out DIR]`` runs the real transport and switch core on
+simulated networks, with seeds 1 to N. ``figures.json`` holds all results with their seeds; the SVG files show them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,11 @@ def bars(title: str, unit: str, groups: list[tuple[str, list[tuple[str, float]]]
 def draw(results: dict[str, dict[str, Any]]) -> dict[str, str]:
     """SVG by file name."""
     loss = results["loss"]
-    relative = [("ATP", loss["atp_relative_goodput"]), ("SwitchML", loss["switchml_relative_goodput"])]
+    relative = [
+        ("ATP", loss["atp_relative_goodput"]),
+        ("SwitchML, many tensors", loss["switchml_relative_goodput"]),
+        ("SwitchML, one tensor", loss["switchml_one_tensor_relative_goodput"]),
+    ]
     levels = results["two-level"]["ps_traffic_reduction_by_racks"]
     sharing, hashed, control = results["sharing"], results["hash"], results["congestion"]
     return {
@@ -105,11 +109,12 @@ def draw(results: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="only these; the others stay as they were")
     parser.add_argument("--runs", type=int, default=3, help="seeds per scenario (default 3)")
     parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent / "results")
     arguments = parser.parse_args()
-    results = {}
-    for name in SCENARIOS:
+    results = json.loads((arguments.out / "figures.json").read_text()) if arguments.scenarios else {}
+    for name in arguments.scenarios or SCENARIOS:
         results[name] = measure(name, arguments.runs)
         print(json.dumps(results[name]), flush=True)
     arguments.out.mkdir(parents=True, exist_ok=True)
