@@ -42,13 +42,14 @@ class Torch:
 
 PYTHON = "3.11"
 DEBIAN = "1.13"  # of python3-torch, see APT_TESTS in localcluster/prereqs.py
-# The last release of each minor version. numpy 2 came while torch 2.2 was current; torch 2.1 wants a setuptools that
+# The last release of each minor version. numpy 2 came while torch 2.2 was current; torch 2.1 and 2.6 want setuptools, 2.1 one that
 # still has pkg_resources.packaging.
 MATRIX: tuple[Torch, ...] = (
     Torch("2.0.1", "1.26.4", "1.5.2"),
     Torch("2.1.2", "1.26.4", "1.5.2", "69.5.1"),
     *(Torch(version, "1.26.4", "1.5.2") for version in ("2.2.2", "2.3.1", "2.4.1", "2.5.1")),
-    *(Torch(version, "2.4.6", "1.9.1") for version in ("2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0")),
+    Torch("2.6.0", "2.4.6", "1.9.1", "69.5.1"),
+    *(Torch(version, "2.4.6", "1.9.1") for version in ("2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0")),
     *(Torch(version, "2.4.6", "1.9.1") for version in ("2.12.1", "2.13.0", "2.14.1", "2.15.0")),
 )
 NAMED = {"oldest": DEBIAN, "middle": "2.4.1", "newest": MATRIX[-1].version}
