@@ -42,8 +42,8 @@ class Torch:
 
 PYTHON = "3.11"
 DEBIAN = "1.13"  # of python3-torch, see APT_TESTS in localcluster/prereqs.py
-# The last release of each minor version. numpy 2 came while torch 2.2 was current; torch 2.1 and 2.6 want setuptools, 2.1 one that
-# still has pkg_resources.packaging.
+# The last release of each minor version. numpy 2 came while torch 2.2 was current.
+# Torch 2.1 and 2.6 want setuptools, with pkg_resources.packaging.
 MATRIX: tuple[Torch, ...] = (
     Torch("2.0.1", "1.26.4", "1.5.2"),
     Torch("2.1.2", "1.26.4", "1.5.2", "69.5.1"),
