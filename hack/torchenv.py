@@ -42,15 +42,15 @@ class Torch:
 
 PYTHON = "3.11"
 DEBIAN = "1.13"  # of python3-torch, see APT_TESTS in localcluster/prereqs.py
-# The last release of each minor version. numpy 2 came while torch 2.2 was current.
-# Torch 2.1 and 2.6 want setuptools, with pkg_resources.packaging.
+# The last release of each minor version. numpy 2 came while torch 2.2 was current. The tests of several versions want
+# setuptools (2.1, 2.6, 2.9), with pkg_resources.packaging; those that all runs use do not.
 MATRIX: tuple[Torch, ...] = (
-    Torch("2.0.1", "1.26.4", "1.5.2"),
-    Torch("2.1.2", "1.26.4", "1.5.2", "69.5.1"),
-    *(Torch(version, "1.26.4", "1.5.2") for version in ("2.2.2", "2.3.1", "2.4.1", "2.5.1")),
-    Torch("2.6.0", "2.4.6", "1.9.1", "69.5.1"),
-    *(Torch(version, "2.4.6", "1.9.1") for version in ("2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0")),
-    *(Torch(version, "2.4.6", "1.9.1") for version in ("2.12.1", "2.13.0", "2.14.1", "2.15.0")),
+    *(Torch(version, "1.26.4", "1.5.2", "69.5.1") for version in ("2.0.1", "2.1.2", "2.2.2", "2.3.1")),
+    Torch("2.4.1", "1.26.4", "1.5.2"),
+    Torch("2.5.1", "1.26.4", "1.5.2", "69.5.1"),
+    *(Torch(version, "2.4.6", "1.9.1", "69.5.1") for version in ("2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0")),
+    *(Torch(version, "2.4.6", "1.9.1", "69.5.1") for version in ("2.11.0", "2.12.1", "2.13.0", "2.14.1")),
+    Torch("2.15.0", "2.4.6", "1.9.1"),
 )
 NAMED = {"oldest": DEBIAN, "middle": "2.4.1", "newest": MATRIX[-1].version}
 """What `make test` runs."""
