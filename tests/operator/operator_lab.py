@@ -473,11 +473,18 @@ class FakeAgent(rpc.SwitchAgentServicer):
                 result.reason, result.message = result.reason or reason, result.message or message
             result.jobs.append(
                 pb.JobStatus(
-                    job_id=job.job_id, epoch=job.epoch, uid=job.uid, state=state, reason=reason, message=message
+                    job_id=job.job_id,
+                    epoch=job.epoch,
+                    uid=job.uid,
+                    state=state,
+                    reason=reason,
+                    message=message,
+                    advice=f"advice on {reason}" if reason else "",
                 )
             )
         if self.trouble[0]:
             result.in_sync = False
+        result.advice = f"advice on {result.reason}" if result.reason else ""
         return result
 
     def GetCapabilities(self, request: Any, context: Any) -> pb.Capabilities:

@@ -364,7 +364,7 @@ def test_what_the_agent_meets_is_told_on_switch_and_job(lab: Any) -> None:
             f"condition {kind}",
         )
         assert condition["status"] == "False"
-        assert f"the agent met {reason}" in condition["message"] and "What to do: " in condition["message"]
+        assert f"the agent met {reason}" in condition["message"] and f"advice on {reason}" in condition["message"]
         lab.wait_for(
             lambda reason=reason: (s := lab.cluster.status("patient"))["mode"] == "HostOnly" and s["reason"] == reason,
             "HostOnly",

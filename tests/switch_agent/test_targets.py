@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from atp_api.switchagent.v1alpha1 import switchagent_pb2 as api
-from atp_softswitch import device, entries, pipeline, server
+from atp_softswitch import cells, device, entries, pipeline, server
 from atp_softswitch.errors import Code, P4RuntimeError
 from atp_softswitch.library import SwitchLibrary
 from atp_switch_agent.codec import Codec, contract_path
@@ -132,14 +132,14 @@ def test_without_registers_occupancy_comes_from_the_counters(library: Path, monk
     def unimplemented(*_: object) -> Any:
         raise P4RuntimeError(Code.UNIMPLEMENTED, "no registers")
 
-    monkeypatch.setattr(device.Device, "_read_registers", unimplemented)
+    monkeypatch.setattr(cells.Cells, "read_registers", unimplemented)
     counted = {"allocated": 50, "released": 20, "resend_partials": 3, "stale_takeovers": 2}
     monkeypatch.setattr(
         SwitchLibrary,
         "read_counters",
         lambda self, job_id: dict.fromkeys(self.counter_names, 0) | (counted if job_id == 5 else {}),
     )
-    monkeypatch.setattr(device.Device, "_write_counter", lambda *_: None)
+    monkeypatch.setattr(cells.Cells, "write_counter", lambda *_: None)
 
     async def check(agent: Reconciler, changes: list[int]) -> None:
         assert (await agent.apply(desired(1, job()))).in_sync
