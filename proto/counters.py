@@ -49,10 +49,10 @@ class Endpoint:
     """A counter of the transport; ``metric`` is its Prometheus name, if it is exported."""
 
     name: str
-    unit: str
     doc: str
-    metric: str
-    grows: str
+    unit: str = "packets"
+    metric: str = ""
+    grows: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,17 +88,13 @@ def load() -> Counters:
             entry["name"],
             entry.get("unit", "packets"),
             entry["doc"],
-            # bmv2 has no second pass.
-            tuple(event for event in fed_by(entry, "v1model") if not event.name.startswith("SECOND")),
+            fed_by(entry, "v1model"),
             fed_by(entry, "tna"),
             entry.get("software", False),
         )
         for entry in data["switch"]
     ]
-    endpoint = [
-        Endpoint(e["name"], e.get("unit", "packets"), e["doc"], e.get("metric", ""), e.get("grows", ""))
-        for e in data["endpoint"]
-    ]
+    endpoint = [Endpoint(**entry) for entry in data["endpoint"]]
     drop = [Drop(**entry) for entry in data["drop"]]
     for names in ([each.name for each in part] for part in (switch, drop, endpoint)):
         if len(set(names)) != len(names):

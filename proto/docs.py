@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generated sections of Markdown files, between two comments. Called by the generators of tables."""
+"""Generated sections of files that are written by hand, between two comments. Called by the generators of tables."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+
+def between(text: str, begin: str, end: str, section: str) -> str:
+    """The text with what stands between two lines renewed.
+
+    Raises:
+        ValueError: one of the lines is missing.
+    """
+    before, found, rest = text.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"there is no section between {begin.strip()} and {end.strip()}")
+    return f"{before}{begin}{section}{end}{after}"
 
 
 def renewed(name: str, sections: Mapping[str, str], source: str) -> dict[Path, str]:
@@ -18,9 +31,6 @@ def renewed(name: str, sections: Mapping[str, str], source: str) -> dict[Path, s
     path = DOCS / name
     text = path.read_text(encoding="utf-8")
     for section, table in sections.items():
-        before, begin, rest = text.partition(f"<!-- {section}: generated from proto/{source} -->\n")
-        _, end, after = rest.partition(f"<!-- end of {section} -->\n")
-        if not begin or not end:
-            raise ValueError(f"{path.name} has no section {section}")
-        text = f"{before}{begin}\n{table}\n\n{end}{after}"
+        begin, end = f"<!-- {section}: generated from proto/{source} -->\n", f"<!-- end of {section} -->\n"
+        text = between(text, begin, end, f"\n{table}\n\n")
     return {path: text}
