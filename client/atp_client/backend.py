@@ -22,13 +22,14 @@ from atp_client.groups import Group
 from atp_client.profiling import Profiled
 from atp_client.rendezvous import agree
 from atp_client.tensors import Handle, Reduction, divide, plain, start, supported, write
+from atp_client.torch_version import VERSION
 from atp_client.work import AtpWork, BarrierWork, DelegatedWork, release_unheld
 
 log = logging.getLogger("atp_client")
 
 NAME = "atp"
 # torch 1 has no process groups made of backends: a process group does everything itself.
-_OLD_TORCH = torch.__version__.startswith("1.")
+_OLD_TORCH = VERSION < (2, 0)
 _SUM = dist.ReduceOp.SUM
 _AVG = dist.ReduceOp.AVG
 _UNLIMITED = timedelta(0)
@@ -62,8 +63,7 @@ _DELEGATED = (
 )
 
 
-_VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
-_BFLOAT16 = _VERSION >= (2, 2)  # whether gloo knows it
+_BFLOAT16 = VERSION >= (2, 2)  # whether gloo knows it
 
 
 def _sendable(tensor: torch.Tensor) -> torch.Tensor:
@@ -71,6 +71,10 @@ def _sendable(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype == torch.bfloat16 and tensor.is_contiguous() and tensor.numel():
         return tensor.detach().view(-1).view(torch.uint8)
     return tensor
+
+
+# Until torch 2.5 a process group is made with options.
+_OPTIONS = hasattr(dist.ProcessGroup, "Options")
 
 
 def _takes_store() -> bool:
@@ -98,7 +102,7 @@ class _Gloo(dist.ProcessGroupGloo):  # type: ignore[misc]
             owner.timeout_is(timeout)
 
 
-_STORE = not _OLD_TORCH and _takes_store()
+_STORE = not _OLD_TORCH and (_OPTIONS or _takes_store())
 _LINGER_SECONDS = 1.0
 _lingering: deque[tuple[float, Any]] = deque()
 _letting_go = threading.Lock()
@@ -139,7 +143,7 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
         _let_go()
         prefix = dist.PrefixStore("atp/gloo", store)
         arguments = self._arguments(prefix, rank, size, timeout)
-        super().__init__(*(arguments if len(arguments) != 3 or _STORE else (rank, size)))
+        super().__init__(*(arguments if _STORE else (rank, size)))
         self._gloo = _Gloo(prefix, rank, size, timeout=timeout)
         self._gloo.owner = weakref.ref(self)
         weakref.finalize(self, _linger, self._gloo).atexit = False
@@ -166,7 +170,7 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
         """What ProcessGroup takes to be made."""
         if _OLD_TORCH:
             return (rank, size)
-        if hasattr(dist.ProcessGroup, "Options"):  # until torch 2.5
+        if _OPTIONS:
             options = dist.ProcessGroup.Options(backend="gloo")
             options._timeout = timeout
             return (store, rank, size, options)
@@ -333,7 +337,7 @@ class ProcessGroupATP(dist.ProcessGroup):  # type: ignore[misc]
 
         def finish() -> None:
             for output, part in zip(outputs, received.split(counts)):  # noqa: B905 (Python 3.9)
-                output.detach().copy_(part.view(output.shape))
+                write(output.detach(), part.view(output.shape))
 
         return DelegatedWork(work, outputs, finish)
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from atp_client import framing
 from atp_client._version import __version__
 from atp_client.errors import GateTimeoutError, NoSidecarError, SidecarLostError, from_code
+from atp_client.torch_version import VERSION
 
 log = logging.getLogger("atp_client")
 
@@ -135,7 +134,7 @@ def shake(
         GateTimeoutError: the gate stayed closed.
         AtpError: the sidecar refused or left.
     """
-    version = ".".join(str(torch.__version__).split(".")[:2])
+    version = ".".join(map(str, VERSION))
     client = f"atp-client/{__version__} torch/{version}"
     hello = {"type": "hello", "version": PROTOCOL_VERSION, "pid": os.getpid(), "client": client}
     # If it has hung up, what it said before is still there to read.

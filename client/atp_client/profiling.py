@@ -12,9 +12,10 @@ import torch
 
 from atp_client.errors import AtpError
 from atp_client.tensors import Handle
+from atp_client.torch_version import VERSION
 
 # With the shapes of the tensors. Only a newer profiler keeps what ends in another thread without help.
-_WITH_SHAPES = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15)
+_WITH_SHAPES = VERSION >= (2, 15)
 # Callbacks before ours may take long; an event less in a profile is better than to wait for them for ever.
 _PATIENCE_SECONDS = 5.0
 

@@ -84,7 +84,7 @@ class Applier:
         self._caches.put("jobs", answer)
 
     async def finish(self, plan: JobPlan) -> None:
-        """All but what `_write` did already."""
+        """All but what `write` did already."""
         job = plan.job
         if plan.add_finalizer:
             await self._finalizers(job, add=True)

@@ -207,8 +207,7 @@ class Controller:
         ]
         whole = await self._in_turn(rest, self._finish, end)
         wakes = [] if plan.wake_at is None else [plan.wake_at]
-        wakes += [failure.until for failure in self._failures.all().values() if failure.until > now]
-        wakes += self._maker.retries(now)
+        wakes += self._failures.retries(now) + self._maker.retries(now)
         return min(wakes, default=None) if whole else time.time()
 
     def _check_leading(self) -> None:

@@ -48,7 +48,7 @@ class PodMaker:
 
     def retries(self, now: float) -> list[float]:
         """When it is tried again for the jobs whose pods could not be made, Unix seconds."""
-        return [failure.until for failure in self._failures.all().values() if failure.until > now]
+        return self._failures.retries(now)
 
     async def create(self, plan: JobPlan) -> None:
         """Make what is missing. The templates are read now, for this job alone."""

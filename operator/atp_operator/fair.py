@@ -58,6 +58,10 @@ class Backoff:
         failure = self._failures.get(key)
         return failure is not None and failure.until > now
 
+    def retries(self, now: float) -> list[float]:
+        """When each thing that is left alone has its next try."""
+        return [failure.until for failure in self._failures.values() if failure.until > now]
+
     def keep(self, keys: Sequence[Hashable] | set[str]) -> None:
         """Forget all but these."""
         wanted = set(keys)

@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod admission;
 pub mod config;
 pub mod congestion;
 pub mod control;

@@ -13,7 +13,6 @@ use crate::config::{Config, ConfigError};
 use crate::control::channel::{Channel, Peer};
 use crate::control::packet::{HEAD, Head, ROOM};
 use crate::control::record::{Announce, Request, Shape, Verdict};
-use crate::coverage::Topology;
 use crate::failure::{Code, Failure};
 use crate::fixed::{self, Dtype, RAW_CONTROL};
 use crate::op::{Kind, Memory};
@@ -110,19 +109,7 @@ impl Member {
         let worker = Worker::new(config.clone())?.of_incarnation(incarnation);
         let mut channel = Channel::new(incarnation, config.epoch);
         channel.ask();
-        let me = config.workers[usize::from(config.rank)];
-        let fan_in = Topology::new(&config).fan_in(me.rack);
-        let header = Header {
-            job_id: config.job_id,
-            bitmap0: if me.edge { 1 } else { 1 << me.bit },
-            bitmap1: 1 << me.rack,
-            fan_in_degree0: if me.edge { 1 } else { fan_in.0 },
-            fan_in_degree1: fan_in.1,
-            edge_switch_identifier: me.edge,
-            raw_float: true,
-            aggregator_index: RAW_CONTROL,
-            ..Header::default()
-        };
+        let header = Header { raw_float: true, aggregator_index: RAW_CONTROL, ..Header::of_worker(&config) };
         Ok(Self {
             config,
             worker,

@@ -22,7 +22,7 @@ use crate::fixed::RAW_INT32;
 use crate::index::IndexTable;
 use crate::stats::{Counters, Snapshot};
 use crate::wire::{HEADER_BYTES, Header};
-use crate::{Endpoint, Event, Nanos, Transmit, seq};
+use crate::{Endpoint, Event, Nanos, Transmit, admission, seq};
 
 /// A sequence that is open for less gives no notices: each loss makes all workers resend, and as many notices would come
 /// back over the links that lost it.
@@ -92,28 +92,10 @@ impl ParameterServer {
 
     /// What a datagram brings, if it may come from there and speaks for whom it says; others are counted.
     fn admit<'a>(&mut self, from: SocketAddrV4, data: &'a [u8]) -> Option<Contribution<'a>> {
-        let Some(header) = Header::unpack(data) else {
-            self.counters.rejected_short += 1;
-            return None;
-        };
         let relayed = self.is_relay(from);
         let sender = self.rank_of(from);
-        if !relayed && sender.is_none() {
-            self.counters.rejected_stranger += 1;
-            return None;
-        }
-        if header.job_id != self.config.job_id {
-            self.counters.rejected_job += 1;
-            return None;
-        }
-        let Some(data) = (if header.raw_float { self.config.seal.open(data) } else { Some(data) }) else {
-            self.counters.rejected_tag += 1;
-            return None;
-        };
-        if data.len() != self.config.packet_bytes() {
-            self.counters.rejected_length += 1;
-            return None;
-        }
+        let known = relayed || sender.is_some();
+        let (header, data) = admission::open(&self.config, &mut self.counters, known, data)?;
         if header.is_ack || (header.raw_float && header.aggregator_index > RAW_INT32) {
             self.counters.rejected_kind += 1;
             return None;

@@ -24,14 +24,13 @@ use self::relay::Relay;
 use self::timers::Timers;
 use crate::config::{Config, ConfigError, Mode, Role};
 use crate::congestion::{Aimd, Controller};
-use crate::coverage::Topology;
 use crate::failure::{Code, Failure};
 use crate::fixed::RAW_NOTICE;
 use crate::index::{IndexTable, mix};
 use crate::rtt::Rtt;
 use crate::stats::{Counters, Snapshot};
 use crate::wire::{HEADER_BYTES, Header};
-use crate::{Endpoint, Event, Nanos, Transmit, seq};
+use crate::{Endpoint, Event, Nanos, Transmit, admission, seq};
 
 /// Packets found lost by newer ACKs so many times are resent, not repeated: what a repeat cannot mend, a resend does.
 const REPEATS: u32 = 3;
@@ -94,17 +93,7 @@ impl<C: Controller> Worker<C> {
         }
         let table = IndexTable::new(&config);
         let (max_window, span) = limits(&config, table.aggregators());
-        let me = config.workers[usize::from(config.rank)];
-        let fan_in = Topology::new(&config).fan_in(me.rack);
-        let header = Header {
-            job_id: config.job_id,
-            bitmap0: if me.edge { 1 } else { 1 << me.bit },
-            bitmap1: 1 << me.rack,
-            fan_in_degree0: if me.edge { 1 } else { fan_in.0 },
-            fan_in_degree1: fan_in.1,
-            edge_switch_identifier: me.edge,
-            ..Header::default()
-        };
+        let header = Header::of_worker(&config);
         Ok(Self {
             header,
             ops: Operations::new(config.first_sequence),
@@ -359,26 +348,8 @@ impl<C: Controller> Worker<C> {
 
     /// The payload of a datagram that may be an answer to this worker; others are counted.
     fn admit<'a>(&mut self, from: SocketAddrV4, relayed: bool, data: &'a [u8]) -> Option<(Header, &'a [u8])> {
-        let Some(header) = Header::unpack(data) else {
-            self.counters.rejected_short += 1;
-            return None;
-        };
-        if !relayed && !self.config.servers.contains(&from) {
-            self.counters.rejected_stranger += 1;
-            return None;
-        }
-        if header.job_id != self.config.job_id {
-            self.counters.rejected_job += 1;
-            return None;
-        }
-        let Some(data) = (if header.raw_float { self.config.seal.open(data) } else { Some(data) }) else {
-            self.counters.rejected_tag += 1;
-            return None;
-        };
-        if data.len() != self.config.packet_bytes() {
-            self.counters.rejected_length += 1;
-            return None;
-        }
+        let known = relayed || self.config.servers.contains(&from);
+        let (header, data) = admission::open(&self.config, &mut self.counters, known, data)?;
         if !header.is_ack {
             self.counters.rejected_kind += 1;
             return None;

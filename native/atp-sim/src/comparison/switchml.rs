@@ -12,7 +12,6 @@ use std::collections::VecDeque;
 use std::net::SocketAddrV4;
 use std::ops::Range;
 
-use atp_proto::coverage::Topology;
 use atp_proto::failure::{Code, Failure};
 use atp_proto::op::Kind;
 use atp_proto::stats::{Counters, Snapshot};
@@ -69,16 +68,7 @@ pub struct Worker {
 impl Worker {
     #[must_use]
     pub fn new(config: Config) -> Self {
-        let me = config.workers[usize::from(config.rank)];
-        let (fan_in_degree0, fan_in_degree1) = Topology::new(&config).fan_in(me.rack);
-        let header = Header {
-            job_id: config.job_id,
-            bitmap0: 1 << me.bit,
-            bitmap1: 1 << me.rack,
-            fan_in_degree0,
-            fan_in_degree1,
-            ..Header::default()
-        };
+        let header = Header::of_worker(&config);
         let region = config.regions[0];
         let slot = |i| Slot { chunk: u64::from(i), state: State::Idle, sends: 0, sent_at: 0 };
         Self {
